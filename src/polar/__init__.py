@@ -1,0 +1,3 @@
+"""Polar: reinforcement learning over agent harnesses as they are."""
+
+__version__ = "0.1.0"

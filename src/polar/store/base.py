@@ -1,0 +1,97 @@
+"""The store: what must survive. One small interface, several databases behind it.
+
+Every ``await`` that writes returns only when the write is on disk (committed and synced). A write that is
+repeated with the same content is a no-op, so a caller that does not know whether its write arrived may
+simply write again; the same id with other content is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from polar.contract.completion import Completion
+from polar.contract.errors import PolarError
+from polar.contract.result import SessionResult, SessionState
+from polar.contract.task import TaskRequest
+
+
+class StoreConflict(PolarError):
+    """The same id was written again with other content."""
+
+
+class SessionRecord(msgspec.Struct, kw_only=True):
+    """A session as the store knows it: the newest attempt, and where it stands. Times are epoch seconds."""
+
+    session_id: str
+    task_id: str
+    sample_index: int
+    attempt: int = 1
+    state: SessionState = "REGISTERED"
+    created_at: float
+    updated_at: float
+    error: str | None = None
+    metadata: dict[str, Any] = {}
+
+
+class Store(Protocol):
+    """Tasks, sessions, completions and results."""
+
+    async def open(self) -> None:
+        """Create or migrate the database.
+
+        Raises:
+            UsageError: it can't be opened, or was written by a newer Polar.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finish what is queued, then let go."""
+        ...
+
+    async def put_task(self, task: TaskRequest) -> None:
+        """Keep a task.
+
+        Raises:
+            StoreConflict: the id exists with another body.
+        """
+        ...
+
+    async def task(self, task_id: str) -> TaskRequest | None: ...
+
+    async def tasks(self) -> list[TaskRequest]:
+        """All tasks, oldest first."""
+        ...
+
+    async def put_session(self, session: SessionRecord) -> None:
+        """Keep a session, or move it on. A session whose stored attempt ended (terminal state) takes only a
+        higher attempt; a lower attempt is refused.
+
+        Raises:
+            StoreConflict: the write is under an attempt that is over.
+        """
+        ...
+
+    async def session(self, session_id: str) -> SessionRecord | None: ...
+
+    async def sessions(self, task_id: str | None = None) -> list[SessionRecord]:
+        """All sessions, of one task if named, in order of task and sample."""
+        ...
+
+    async def put_completion(self, completion: Completion) -> None:
+        """Keep a captured call."""
+        ...
+
+    async def completions(self, session_id: str, attempt: int | None = None) -> list[Completion]:
+        """A session's calls in order of ``(attempt, seq)``; of its newest attempt when none is named."""
+        ...
+
+    async def finish_session(self, session: SessionRecord, result: SessionResult) -> None:
+        """A terminal state and its result, in one transaction. The result is kept without its traces, which
+        are built afresh from the completions."""
+        ...
+
+    async def results(self, task_id: str | None = None) -> list[SessionResult]:
+        """Results in the order they were stored, without traces."""
+        ...

@@ -1,0 +1,235 @@
+"""The context graph of one session attempt: which completion a new call continues.
+
+Harnesses interleave agents, fork, retry, compact and edit their history; nothing in a request says which
+earlier call it follows. The conversation itself does: it starts with the messages and the reply of the
+completion it continues. The graph is a tree of messages in which every sampled reply is a node of its own;
+walking a new conversation down this tree finds the deepest completion it continues (its *parent*) and, where
+there is none, the earlier conversation with which it shares most (its *base*, so that shared tokens are kept
+once).
+
+All state is the completions themselves: a graph is rebuilt from them at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from polar.capture.match import Key, message_key, reasoning_agrees, repaired_calls_agree
+from polar.contract.arrays import Ids, common_prefix
+from polar.contract.chat import Message
+from polar.contract.completion import Completion
+
+
+class _Node:
+    """A message in its place. ``reply_of`` is the completion that sampled it; ``last`` is the newest
+    completion whose conversation passes here."""
+
+    __slots__ = ("children", "last", "message", "reply_of")
+
+    def __init__(self, message: Message | None, reply_of: Completion | None = None) -> None:
+        self.message = message
+        self.reply_of = reply_of
+        self.children: dict[Key, list[_Node]] = {}
+        self.last: Completion | None = reply_of
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """Where a new conversation hangs in the graph.
+
+    ``messages`` is the conversation with every recorded message in its recorded form (a reply with the thinking
+    that was sampled). ``parent`` is the completion it continues: its messages and reply are the first
+    ``parent_messages`` of them. ``base`` shares the first ``base_messages`` messages (``parent``, if there is
+    one).
+    """
+
+    messages: tuple[Message, ...]
+    parent: Completion | None = None
+    parent_messages: int = 0
+    base: Completion | None = None
+    base_messages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a completion is stored: the fields of that name in ``Completion``."""
+
+    parent_id: str | None
+    base_id: str | None
+    shared: int
+    shared_messages: int
+    split: str | None
+
+
+class SessionGraph:
+    """The completions of one session attempt and the tree of their messages."""
+
+    def __init__(self, completions: Iterable[Completion] = ()) -> None:
+        self._root = _Node(None)
+        self._by_id: dict[str, Completion] = {}
+        self._reply_nodes: dict[str, _Node] = {}
+        for completion in completions:
+            self.add(completion)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def completions(self) -> list[Completion]:
+        """All of them, in the order they were added."""
+        return list(self._by_id.values())
+
+    def get(self, completion_id: str) -> Completion | None:
+        """The completion of that id, if it is in the graph."""
+        return self._by_id.get(completion_id)
+
+    def attach(self, messages: Sequence[Message]) -> Attachment:
+        """Find what a conversation continues."""
+        path = self._walk(self._root, messages, 0)
+        recorded = tuple(node.message for node in path if node.message is not None)
+        canonical = recorded + tuple(messages[len(path) :])
+        for depth in range(len(path), 0, -1):
+            parent = path[depth - 1].reply_of
+            if parent is not None:
+                return Attachment(canonical, parent, depth, parent, depth)
+        base = path[-1].last if path else None
+        return Attachment(canonical, None, 0, base, len(path) if base is not None else 0)
+
+    def place(self, attachment: Attachment, prompt_ids: Ids, declined: str | None = None) -> Placement:
+        """How a call with these prompt ids is stored, and why a trace splits here, if it does.
+
+        Args:
+            attachment: what ``attach`` said of its conversation.
+            prompt_ids: the whole prompt, as the engine had it.
+            declined: the renderer's reason for not extending the parent's tokens, if it gave one.
+        """
+        base, parent = attachment.base, attachment.parent
+        shared = common_prefix(self.ids(base.completion_id), prompt_ids) if base is not None else 0
+        if parent is not None:
+            split = None if shared == parent.total_len else declined or "retokenized"
+            if not parent.total_len:
+                split = "parent_without_ids"
+        else:
+            split = self._why_root(attachment)
+        return Placement(
+            parent_id=parent.completion_id if parent else None,
+            base_id=base.completion_id if base else None,
+            shared=shared,
+            shared_messages=attachment.base_messages,
+            split=split,
+        )
+
+    def add(self, completion: Completion) -> None:
+        """Take in a finished completion (again: no effect)."""
+        if completion.completion_id in self._by_id:
+            return
+        base = completion.base_id
+        if base is not None and completion.shared_messages == self._length(self._by_id[base]):
+            node, rest = self._reply_nodes[base], completion.messages
+        else:
+            node, rest = self._root, tuple(self.conversation(completion)[:-1])
+        for message in rest:
+            node = self._step(node, message, completion)
+        reply = _Node(completion.reply, completion)
+        if len(completion.response_ids) or completion.reply != Message("assistant"):
+            node.children.setdefault(message_key(completion.reply), []).append(reply)
+        self._by_id[completion.completion_id] = completion
+        self._reply_nodes[completion.completion_id] = reply
+
+    def conversation(self, completion: Completion) -> list[Message]:
+        """All messages of a completion, its reply last. Its base must be in the graph."""
+        parts: list[tuple[Message, ...]] = [(*completion.messages, completion.reply)]
+        keep, base_id = completion.shared_messages, completion.base_id
+        while base_id is not None and keep:
+            base = self._by_id[base_id]
+            own = keep - base.shared_messages
+            if own > 0:
+                parts.append((*base.messages, base.reply)[:own])
+                keep = base.shared_messages
+            base_id = base.base_id
+        return [message for part in reversed(parts) for message in part]
+
+    def prompt_ids(self, completion: Completion) -> Ids:
+        """All prompt ids of a completion (int32). Its base must be in the graph."""
+        return np.concatenate([*self._pieces(completion.base_id, completion.shared), completion.prompt_delta])
+
+    def ids(self, completion_id: str) -> Ids:
+        """All ids of a completion in the graph, prompt and then reply (int32)."""
+        return np.concatenate(self._pieces(completion_id, self._by_id[completion_id].total_len))
+
+    def _pieces(self, completion_id: str | None, keep: int) -> list[Ids]:
+        """The first ``keep`` ids of a completion's tokens, as stored arrays in order."""
+        parts: list[Ids] = []
+        while completion_id is not None and keep > 0:
+            completion = self._by_id[completion_id]
+            own = keep - completion.shared
+            if own > 0:
+                from_reply = own - len(completion.prompt_delta)
+                if from_reply > 0:
+                    parts.append(completion.response_ids[:from_reply])
+                parts.append(completion.prompt_delta[:own])
+                keep = completion.shared
+            completion_id = completion.base_id
+        parts.reverse()
+        return parts
+
+    def _length(self, completion: Completion) -> int:
+        """How many messages its conversation has, with its reply."""
+        return completion.shared_messages + len(completion.messages) + 1
+
+    def _step(self, node: _Node, message: Message, completion: Completion) -> _Node:
+        """The child that is this message, made if it is not there."""
+        children = node.children.setdefault(message_key(message), [])
+        child = next((child for child in children if child.message == message), None)
+        if child is None:
+            child = _Node(message)
+            children.append(child)
+        child.last = completion
+        return child
+
+    def _walk(self, node: _Node, messages: Sequence[Message], start: int) -> list[_Node]:
+        """The longest path from ``node`` that says ``messages[start:]``."""
+        path: list[_Node] = []
+        for index in range(start, len(messages)):
+            matches = self._matches(node, messages[index])
+            if not matches:
+                break
+            if len(matches) > 1 and index + 1 < len(messages):
+                return path + max(
+                    ([match, *self._walk(match, messages, index + 1)] for match in matches), key=len
+                )
+            node = matches[0]
+            path.append(node)
+        return path
+
+    def _matches(self, node: _Node, message: Message) -> list[_Node]:
+        """The children that are this message, the likeliest first."""
+        found = node.children.get(message_key(message), [])
+        if message.role != "assistant":
+            return sorted(found, key=lambda child: child.message != message) if len(found) > 1 else found
+        found = [n for n in found if n.message and reasoning_agrees(n.message.reasoning, message.reasoning)]
+        if not found and message.tool_calls:
+            found = [
+                child
+                for children in node.children.values()
+                for child in children
+                if child.reply_of and repaired_calls_agree(child.reply_of.reply.tool_calls, message.tool_calls)
+            ]
+        ids = [call.id for call in message.tool_calls]
+        same_ids = [n for n in found if n.message and ids and [c.id for c in n.message.tool_calls] == ids]
+        return same_ids or found[::-1]
+
+    def _why_root(self, attachment: Attachment) -> str | None:
+        """Why a conversation that continues no reply stands alone."""
+        if not self._by_id:
+            return None
+        base, shared = attachment.base, attachment.base_messages
+        if base is None or all(message.role == "system" for message in attachment.messages[:shared]):
+            return "new_conversation"
+        if shared == len(attachment.messages):
+            return "resampled"
+        if attachment.messages[shared].role == "assistant":
+            return "reply_not_recorded"
+        return "history_edited"

@@ -1,0 +1,90 @@
+"""When two messages are the same message.
+
+Harnesses do not send history back as they received it: arguments are parsed and written again (key order,
+spaces, 9000.0 for 9000), one text block becomes a string, empty text appears or disappears, thinking is
+trimmed or left out. None of that changes what was said. What was said is the *key* of a message; two
+messages with equal keys are the same. Token ids are never taken from what a client sent, only from our own
+record of the message that it matched, so a generous match can't put a token into a context where it was not.
+
+Thinking is not part of the key, because some harnesses drop it: ``reasoning_agrees`` compares it where both
+sides have it. Tool-call ids are not part of it either, because some harnesses make their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from polar.contract.chat import Image, Message, Text, ToolCall
+
+Key = tuple[Any, ...]
+
+
+def message_key(message: Message) -> Key:
+    """What was said, hashable: equal for two forms of the same message."""
+    calls = tuple((call.name, arguments_key(call.arguments)) for call in message.tool_calls)
+    return (message.role, _content_key(message.content), calls)
+
+
+def arguments_key(arguments: str) -> str:
+    """Tool arguments as canonical JSON; text that is no JSON stands for itself."""
+    if not arguments:
+        return "{}"
+    try:
+        return msgspec.json.encode(_canonical(msgspec.json.decode(arguments)), order="sorted").decode()
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return arguments
+
+
+def is_json_object(arguments: str) -> bool:
+    """Whether the arguments parse, as harnesses expect them to."""
+    if not arguments:
+        return True
+    try:
+        return isinstance(msgspec.json.decode(arguments), dict)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return False
+
+
+def reasoning_agrees(recorded: str | None, sent: str | None) -> bool:
+    """The client left the thinking out, or sent it back but for white space around it."""
+    return not sent or not sent.strip() or sent.strip() == (recorded or "").strip()
+
+
+def repaired_calls_agree(recorded: tuple[ToolCall, ...], sent: tuple[ToolCall, ...]) -> bool:
+    """The same calls by their ids, where a harness repaired or replaced arguments that were no JSON.
+
+    Ids are ours and can't be guessed; a call whose recorded arguments do parse must still say the same.
+    """
+    if not recorded or len(recorded) != len(sent):
+        return False
+    return all(
+        ours.id == theirs.id
+        and (
+            not is_json_object(ours.arguments)
+            or (ours.name, arguments_key(ours.arguments)) == (theirs.name, arguments_key(theirs.arguments))
+        )
+        for ours, theirs in zip(recorded, sent, strict=True)
+    )
+
+
+def _content_key(content: str | tuple[Text | Image, ...]) -> Any:
+    if isinstance(content, str):
+        return content
+    parts = tuple(part for part in content if isinstance(part, Image) or part.text)
+    if not parts:
+        return ""
+    if len(parts) == 1 and isinstance(parts[0], Text):
+        return parts[0].text
+    return tuple(("image", part.url) if isinstance(part, Image) else part.text for part in parts)
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _canonical(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    return value

@@ -1,0 +1,84 @@
+"""Which call a repeated request belongs to.
+
+A client that times out sends the same bytes again. If both were sampled, one harness turn would be two
+generations, and the reply that the harness never saw would be trained. A request is the same call when the
+client says so (an idempotency key, an SDK's retry header) or when the client of an identical call has gone
+away without its answer (some CLIs re-send unmarked). Two identical requests whose clients are both there are
+two calls: best-of-n harnesses send them on purpose.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+
+class Repeatable(Protocol):
+    """What the ledger must know of a call."""
+
+    @property
+    def waiting(self) -> int:
+        """Clients connected to it now."""
+        ...
+
+    @property
+    def delivered(self) -> bool:
+        """A client has received the whole answer."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """It has ended without an answer: a repetition must start afresh."""
+        ...
+
+
+C = TypeVar("C", bound=Repeatable)
+
+
+class KeyReused(Exception):
+    """An idempotency key came again with another body."""
+
+
+class RetryLedger(Generic[C]):
+    """The calls of one session by digest and by idempotency key.
+
+    Kept are the newest call of each digest, ``keep`` digests at most: a retry comes within minutes.
+    """
+
+    def __init__(self, keep: int = 256) -> None:
+        self._keep = keep
+        self._by_digest: dict[bytes, C] = {}
+        self._by_key: dict[str, tuple[bytes, C]] = {}
+
+    def find(self, digest: bytes, *, key: str | None, marked: bool) -> C | None:
+        """The call that this request repeats, or ``None`` if it is a new one.
+
+        Args:
+            digest: of the dialect, the route and the body.
+            key: the client's idempotency key, if it sent one.
+            marked: the client says that this is a retry.
+
+        Raises:
+            KeyReused: the key belongs to another body.
+        """
+        if key is not None and key in self._by_key:
+            known, call = self._by_key[key]
+            if known != digest:
+                raise KeyReused(key)
+            return None if call.failed else call
+        earlier = self._by_digest.get(digest)
+        if earlier is None or earlier.failed:
+            return None
+        if marked or (earlier.waiting == 0 and not earlier.delivered):
+            return earlier
+        return None
+
+    def add(self, digest: bytes, call: C, *, key: str | None) -> None:
+        """A new call begins."""
+        self._by_digest.pop(digest, None)
+        self._by_digest[digest] = call
+        if key is not None:
+            self._by_key[key] = (digest, call)
+        while len(self._by_digest) > self._keep:
+            self._by_digest.pop(next(iter(self._by_digest)))
+        while len(self._by_key) > self._keep:
+            self._by_key.pop(next(iter(self._by_key)))

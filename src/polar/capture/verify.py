@@ -1,0 +1,60 @@
+"""Whether a reply may be trained: ids, logprobs, usage and finish reason must agree with each other.
+
+Engines lose ids in streaming tool parsers, return null logprobs, sentinels and wrong counts. Such a reply
+still serves the harness; training on it would poison the run silently. So every reply is judged once, when it
+is captured, and carries the reason from then on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polar.contract.arrays import Floats, Ids
+from polar.contract.chat import FinishReason, Message, Usage
+from polar.contract.completion import Outcome
+
+SENTINEL = -9999.0
+"""What vLLM reports for a logprob that it could not represent."""
+
+
+def judge(
+    *,
+    message: Message,
+    prompt_ids: Ids,
+    response_ids: Ids,
+    logprobs: Floats,
+    finish_reason: FinishReason,
+    usage: Usage | None,
+) -> tuple[Outcome, str | None]:
+    """How a call ended, and one line of detail where it may not be trained.
+
+    Args:
+        usage: the engine's own counts, where it reports any.
+    """
+    said_something = bool(message.content or message.reasoning or message.tool_calls)
+    counted = usage.completion_tokens if usage else 0
+    if not len(response_ids) and (said_something or counted):
+        return "no_token_ids", "the engine returned a reply without the ids it sampled"
+    if not len(prompt_ids):
+        return "no_token_ids", "the engine did not return the ids of the prompt"
+    if finish_reason == "abort":
+        return "aborted", "the engine ended the generation before it was whole"
+    if not len(response_ids):
+        return "empty", "nothing was sampled"
+    if usage is not None and counted != len(response_ids):
+        return "token_mismatch", f"{len(response_ids)} ids returned, but usage counts {counted}"
+    if usage is not None and usage.prompt_tokens != len(prompt_ids):
+        return "token_mismatch", f"{len(prompt_ids)} prompt ids, but usage counts {usage.prompt_tokens}"
+    if min(int(response_ids.min()), int(prompt_ids.min())) < 0:
+        return "token_mismatch", "a negative token id"
+    return _judge_logprobs(response_ids, logprobs)
+
+
+def _judge_logprobs(response_ids: Ids, logprobs: Floats) -> tuple[Outcome, str | None]:
+    if len(logprobs) != len(response_ids):
+        return "logprob_missing", f"{len(response_ids)} ids, but {len(logprobs)} logprobs"
+    bad = ~np.isfinite(logprobs) | (logprobs <= SENTINEL) | (logprobs > 1e-3)
+    if bad.any():
+        where = int(np.flatnonzero(bad)[0])
+        return "logprob_missing", f"the logprob of response token {where} is {float(logprobs[where])}"
+    return "ok", None

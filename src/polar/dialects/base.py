@@ -1,0 +1,121 @@
+"""The protocol of dialects: one provider API each, in one pure file with the same sections in the same
+order (parse request, encode reply, encode stream, errors, side routes), so that two can be read side by
+side.
+
+A dialect knows bytes and shapes. It knows no session, no engine and no tokenizer: those are the gateway's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from polar.contract.chat import Chat, Delta, FinishReason, Message, Usage
+
+ErrorKind = Literal[
+    "bad_request",  # 400: the body does not make sense
+    "unauthorized",  # 401: no such key
+    "not_found",  # 404: no such route or model
+    "conflict",  # 409: the same idempotency key with another body
+    "gone",  # 410: the session is over
+    "too_large",  # 413: the body is over the limit
+    "context_length",  # 400, in the words that make harnesses compact
+    "overloaded",  # 503: try again
+    "unavailable",  # 502: the engine failed
+    "internal",  # 500: our own fault
+]
+
+
+class CallError(Exception):
+    """A call that gets an error instead of a reply. Each dialect puts it into its provider's shape."""
+
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        prompt_tokens: int | None = None,
+        max_tokens: int | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind: ErrorKind = kind
+        self.message = message
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A parsed request. ``options`` is the dialect's own (what its encoder must know)."""
+
+    chat: Chat
+    stream: bool
+    options: Any = None
+    warnings: tuple[str, ...] = ()
+    """What was asked for and could not be honoured: one line each, naming the field."""
+    role_hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole reply, ready for any dialect. ``logprobs`` go with ``tokens`` (their text), where asked for."""
+
+    completion_id: str
+    created: float
+    model: str
+    message: Message
+    finish_reason: FinishReason
+    stop_sequence: str | None
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An HTTP response: a status and a body."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class StreamEncoder(Protocol):
+    """Encodes one streamed reply. The bytes of ``start``, ``delta``s and ``finish``, in that order, are what
+    the provider would have sent. ``finish`` holds the terminal event: it is sent only once the completion is
+    durable."""
+
+    content_type: str
+    keepalive: bytes
+    """What may be sent while nothing happens; empty where this API's clients accept nothing."""
+
+    def start(self, completion_id: str, created: float, model: str) -> bytes: ...
+
+    def delta(self, delta: Delta) -> bytes: ...
+
+    def finish(self, answer: Answer) -> bytes: ...
+
+    def error(self, error: CallError) -> bytes:
+        """The error as a last event, after which the connection is cut."""
+        ...
+
+
+class Dialect(Protocol):
+    """One provider API."""
+
+    name: str
+
+    def parse(self, body: bytes, headers: Mapping[str, str], path: Mapping[str, str]) -> Call:
+        """A request body as a call. ``headers`` are lower-case; ``path`` has the route's variables and query.
+
+        Raises:
+            CallError: ``bad_request``, with the field at fault.
+        """
+        ...
+
+    def encode(self, call: Call, answer: Answer) -> Response: ...
+
+    def stream(self, call: Call) -> StreamEncoder: ...
+
+    def error(self, error: CallError) -> Response: ...

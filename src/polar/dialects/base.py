@@ -7,7 +7,7 @@ A dialect knows bytes and shapes. It knows no session, no engine and no tokenize
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -47,6 +47,19 @@ class CallError(Exception):
         self.retry_after = retry_after
 
 
+Action = Literal["generate", "count", "models", "model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path of this API. ``pattern`` is a regular expression over the whole path (a leading
+    ``/s/{key}`` is taken off before); its named groups become the path variables."""
+
+    method: str
+    pattern: str
+    action: Action
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A parsed request. ``options`` is the dialect's own (what its encoder must know)."""
@@ -61,7 +74,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole reply, ready for any dialect. ``logprobs`` go with ``tokens`` (their text), where asked for."""
+    """A whole reply, ready for any dialect."""
 
     completion_id: str
     created: float
@@ -90,7 +103,7 @@ class StreamEncoder(Protocol):
     keepalive: bytes
     """What may be sent while nothing happens; empty where this API's clients accept nothing."""
 
-    def start(self, completion_id: str, created: float, model: str) -> bytes: ...
+    def start(self, completion_id: str, created: float, model: str, prompt_tokens: int) -> bytes: ...
 
     def delta(self, delta: Delta) -> bytes: ...
 
@@ -105,17 +118,37 @@ class Dialect(Protocol):
     """One provider API."""
 
     name: str
+    routes: Sequence[Route]
 
     def parse(self, body: bytes, headers: Mapping[str, str], path: Mapping[str, str]) -> Call:
-        """A request body as a call. ``headers`` are lower-case; ``path`` has the route's variables and query.
+        """A request body as a call. ``headers`` are lower-case; ``path`` has the route's variables and the
+        query's.
 
         Raises:
             CallError: ``bad_request``, with the field at fault.
         """
         ...
 
-    def encode(self, call: Call, answer: Answer) -> Response: ...
+    def encode(self, call: Call, answer: Answer) -> Response:
+        """The whole reply."""
+        ...
 
-    def stream(self, call: Call) -> StreamEncoder: ...
+    def stream(self, call: Call) -> StreamEncoder:
+        """An encoder for one streamed reply."""
+        ...
 
-    def error(self, error: CallError) -> Response: ...
+    def error(self, error: CallError) -> Response:
+        """An error in the provider's own shape."""
+        ...
+
+    def count(self, tokens: int) -> Response:
+        """The answer to a ``count`` route."""
+        ...
+
+    def models(self, names: Sequence[str]) -> Response:
+        """The answer to a ``models`` route."""
+        ...
+
+    def model(self, name: str) -> Response:
+        """The answer to a ``model`` route."""
+        ...

@@ -1,0 +1,227 @@
+"""The data plane: a plain ASGI app that takes model calls in every dialect.
+
+Source of the routes: the dialects. The session is named by its key, in a header, the query or the path
+(``/s/{key}/v1/...``, for a harness whose key can't be set); an unknown key is refused, there is no default
+session, and nothing else is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+import secrets
+from collections.abc import Mapping
+from urllib.parse import unquote
+
+from polar.capture.retries import KeyReused
+from polar.dialects import DIALECTS
+from polar.dialects.base import Call, CallError, Dialect, Response, Route, StreamEncoder
+from polar.gateway.call import ModelCall
+from polar.gateway.exchange import ClientGone, Exchange, Receive, Scope, Send
+from polar.gateway.pipeline import Pipeline, Request
+from polar.gateway.session import LiveSession
+
+log = logging.getLogger("polar.gateway")
+
+OFF_LOOP = 1024 * 1024
+"""Bytes from which a body is parsed in a thread, so that one large call does not hold up the others."""
+FIRST_BYTE = 1.0
+"""Seconds that a stream waits for the engine before its headers go out: until then an error can still be an
+HTTP status, from then on the client sees signs of life."""
+KEEPALIVE = 10.0
+"""Seconds of silence in a stream after which a keep-alive is sent."""
+GRACE = 2.0
+"""Seconds that a call goes on after its client went away: a retry may join it."""
+
+
+class Gateway:
+    """The ASGI app, and the sessions whose keys it knows.
+
+    Args:
+        pipeline: what runs the calls.
+        dialects: the provider APIs to serve.
+        grace: seconds that a call goes on after its last client went away.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, *, dialects: tuple[Dialect, ...] = DIALECTS, grace: float = GRACE
+    ) -> None:
+        self.pipeline = pipeline
+        self._grace = grace
+        self._sessions: dict[str, LiveSession] = {}
+        self._routes = [
+            (route, re.compile(route.pattern), dialect) for dialect in dialects for route in dialect.routes
+        ]
+        self._plain = dialects[0]
+
+    def open(self, session: LiveSession) -> None:
+        """From now on the session's key is good."""
+        self._sessions[session.key] = session
+
+    async def close(self, session: LiveSession) -> None:
+        """Take no more calls for it; those in flight are given up and recorded. Its key answers 410."""
+        await session.close()
+
+    def forget(self, session: LiveSession) -> None:
+        """Drop a closed session from memory: its key is unknown from now on (401)."""
+        self._sessions.pop(session.key, None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One HTTP request."""
+        if scope["type"] != "http":
+            return
+        exchange = Exchange(scope, receive, send)
+        dialect = self._plain
+        try:
+            key, path = _split_key(scope["path"])
+            if path == "/" and scope["method"] in ("GET", "HEAD"):
+                await exchange.respond(Response(200, b""))
+                return
+            route, dialect, variables = self._route(scope["method"], path)
+            session = self._session(key or exchange.key())
+            await self._act(exchange, session, route, dialect, variables | exchange.query)
+        except CallError as error:
+            await exchange.respond(dialect.error(error))
+        except ClientGone:
+            return
+        finally:
+            exchange.close()
+
+    # ---- who calls what ----------------------------------------------------------------------------------
+
+    def _route(self, method: str, path: str) -> tuple[Route, Dialect, dict[str, str]]:
+        for route, pattern, dialect in self._routes:
+            match = pattern.fullmatch(path) if method == route.method else None
+            if match is not None:
+                return route, dialect, {name: unquote(text) for name, text in match.groupdict().items() if text}
+        raise CallError("not_found", f"Nothing is served at {method} {path}")
+
+    def _session(self, key: str | None) -> LiveSession:
+        session = self._sessions.get(key or "")
+        if session is None:
+            raise CallError("unauthorized", "Unknown API key: use the key of a running session")
+        if session.closed:
+            raise CallError("gone", "This session is over: its key takes no more calls")
+        return session
+
+    # ---- what is done ------------------------------------------------------------------------------------
+
+    async def _act(
+        self,
+        exchange: Exchange,
+        session: LiveSession,
+        route: Route,
+        dialect: Dialect,
+        variables: dict[str, str],
+    ) -> None:
+        if route.action == "models":
+            await exchange.respond(dialect.models([self.pipeline.backend.info.model]))
+            return
+        if route.action == "model":
+            await exchange.respond(dialect.model(variables["model"]))
+            return
+        body = await exchange.body()
+        work = (body, dialect, route, exchange.headers, variables)
+        digest, parsed = await asyncio.to_thread(_read, *work) if len(body) > OFF_LOOP else _read(*work)
+        if session.closed:
+            raise CallError("gone", "This session is over: its key takes no more calls")
+        if route.action == "count":
+            await exchange.respond(dialect.count(self.pipeline.backend.count(parsed.chat)))
+            return
+        for warning in parsed.warnings:
+            log.warning("session %s: %s", session.session_id, warning)
+        call = self._call(exchange, session, dialect, parsed, digest)
+        call.join()
+        try:
+            if parsed.stream:
+                await _answer_stream(exchange, dialect, parsed, call)
+            else:
+                await _answer_whole(exchange, dialect, parsed, call)
+            call.delivered = call.delivered or call.answer is not None
+        finally:
+            call.leave()
+
+    def _call(
+        self, exchange: Exchange, session: LiveSession, dialect: Dialect, parsed: Call, digest: bytes
+    ) -> ModelCall:
+        """The call that this request is: one that it repeats, or a new one."""
+        key = exchange.headers.get("idempotency-key")
+        marked = exchange.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        try:
+            call = session.ledger.find(digest, key=key, marked=marked)
+        except KeyReused:
+            raise CallError("conflict", "This Idempotency-Key was used with another body") from None
+        if call is None:
+            call = ModelCall(secrets.token_hex(12), grace=self._grace)
+            session.ledger.add(digest, call, key=key)
+            request = Request(dialect=dialect.name, digest=digest, idempotency_key=key)
+            self.pipeline.start(session, call, parsed, request)
+        return call
+
+
+def _split_key(path: str) -> tuple[str | None, str]:
+    """``/s/{key}/rest`` as ``(key, /rest)``."""
+    if not path.startswith("/s/"):
+        return None, path
+    key, _, rest = path[3:].partition("/")
+    return key, "/" + rest
+
+
+def _read(
+    body: bytes, dialect: Dialect, route: Route, headers: Mapping[str, str], variables: Mapping[str, str]
+) -> tuple[bytes, Call]:
+    digest = hashlib.sha256(body)
+    digest.update(json.dumps([dialect.name, route.pattern, sorted(variables.items())]).encode())
+    return digest.digest()[:16], dialect.parse(body, headers, variables)
+
+
+# ---- answers ---------------------------------------------------------------------------------------------
+
+
+async def _answer_whole(exchange: Exchange, dialect: Dialect, parsed: Call, call: ModelCall) -> None:
+    while not call.finished:
+        await exchange.wait(call.changed())
+    if call.error is not None:
+        raise call.error
+    assert call.answer is not None
+    await exchange.respond(dialect.encode(parsed, call.answer))
+
+
+async def _answer_stream(exchange: Exchange, dialect: Dialect, parsed: Call, call: ModelCall) -> None:
+    """Events as they come; the terminal event only once the completion is durable. On failure an error event
+    and a hard cut, never a clean short end."""
+    encoder = dialect.stream(parsed)
+    silence = FIRST_BYTE
+    seen = 0
+    headers = {"content-type": encoder.content_type, "cache-control": "no-cache"}
+    while not call.finished:
+        if not await exchange.wait(call.changed(), timeout=silence):
+            await exchange.start(200, headers)
+            await exchange.write(encoder.keepalive)
+            silence = KEEPALIVE
+        elif call.deltas:
+            await exchange.start(200, headers)
+            await exchange.write(_events(encoder, parsed, call, seen))
+            seen = len(call.deltas)
+            silence = KEEPALIVE
+    if call.error is not None:
+        if not exchange.started:
+            raise call.error
+        await exchange.write(encoder.error(call.error))
+        raise ConnectionAbortedError
+    assert call.answer is not None
+    await exchange.start(200, headers)
+    rest = _events(encoder, parsed, call, seen)
+    await exchange.write(rest + encoder.finish(call.answer), last=True)
+
+
+def _events(encoder: StreamEncoder, parsed: Call, call: ModelCall, seen: int) -> bytes:
+    """The events of the deltas after the first ``seen``; the opening event before the very first."""
+    events = [encoder.delta(delta) for delta in call.deltas[seen:]]
+    if not seen:
+        model = parsed.chat.model
+        events.insert(0, encoder.start(call.call_id, call.created_at, model, call.prompt_tokens or 0))
+    return b"".join(events)

@@ -1,0 +1,280 @@
+"""The one way a model call goes, whatever its dialect: attach, render, sample, verify, commit, answer.
+
+The answer is given only after the completion is on disk (durable before told), and a call that ends in any
+other way is kept as well, with the reason why it is not trained (nothing vanishes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import aclosing
+
+import msgspec
+
+from polar.capture.verify import judge
+from polar.contract.arrays import NO_IDS, Ids, floats, ids
+from polar.contract.chat import Message, ReasoningDelta, TextDelta, Usage
+from polar.contract.completion import Completion, Outcome, WeightSpan
+from polar.dialects.base import Answer, Call, CallError
+from polar.engines.base import EngineError
+from polar.gateway.backends import Backend, Begun, Context, Ended, Piece
+from polar.gateway.call import ModelCall
+from polar.gateway.session import LiveSession
+from polar.store.base import Store, StoreConflict
+
+log = logging.getLogger("polar.gateway")
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pipeline must know of the HTTP request beside the parsed call."""
+
+    dialect: str
+    digest: bytes
+    idempotency_key: str | None = None
+
+
+class Recording:
+    """One call while it is sampled: what will become its completion."""
+
+    def __init__(self, session: LiveSession, call: ModelCall, parsed: Call, request: Request) -> None:
+        self.session = session
+        self.call = call
+        self.parsed = parsed
+        self.request = request
+        self.seq = next(session.sequence)
+        self.created_at = time.time()
+        self.chat = session.pinned(parsed.chat)
+        self.attachment = session.graph.attach(self.chat.messages)
+        self.chat = msgspec.structs.replace(self.chat, messages=self.attachment.messages)
+        self.prompt_ids: Ids = NO_IDS
+        self.declined: str | None = None
+        self.state: object = None
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._spans: list[WeightSpan] = []
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+
+    def begin(self, event: Begun) -> None:
+        """The engine has the prompt."""
+        if event.ids is not None:
+            self.prompt_ids = event.ids
+        self.declined, self.state = event.declined, event.state
+        self.call.begin(len(self.prompt_ids))
+
+    def piece(self, event: Piece) -> None:
+        """More of the reply."""
+        if event.ids:
+            start = len(self._ids)
+            self._ids.extend(event.ids)
+            self._logprobs.extend(event.logprobs)
+            if event.weight_version is not None:
+                self._extend_spans(event.weight_version, start)
+        for delta in event.deltas:
+            if isinstance(delta, TextDelta):
+                self._text.append(delta.text)
+            elif isinstance(delta, ReasoningDelta):
+                self._reasoning.append(delta.text)
+            self.call.push(delta)
+
+    def _extend_spans(self, version: str, start: int) -> None:
+        if self._spans and self._spans[-1].version == version:
+            start = self._spans.pop().start
+        self._spans.append(WeightSpan(version, start, len(self._ids)))
+
+    def partial(self) -> Ended:
+        """The end of a call that was cut off: what there is of its reply."""
+        message = Message("assistant", "".join(self._text), reasoning="".join(self._reasoning) or None)
+        return Ended(message, "abort")
+
+    def completion(
+        self, end: Ended, backend: Backend, outcome: Outcome | None, detail: str | None
+    ) -> Completion:
+        """The record of this call.
+
+        Args:
+            outcome: how it ended, where that is known; judged from the tokens otherwise.
+        """
+        if end.prompt_ids is not None:
+            self.prompt_ids = end.prompt_ids
+        response, logprobs = ids(self._ids), floats(self._logprobs)
+        if outcome is None:
+            outcome, detail = judge(
+                message=end.message,
+                prompt_ids=self.prompt_ids,
+                response_ids=response,
+                logprobs=logprobs,
+                finish_reason=end.finish_reason,
+                usage=end.usage,
+            )
+        placed = self.session.graph.place(self.attachment, self.prompt_ids, self.declined)
+        return Completion(
+            completion_id=self.call.call_id,
+            session_id=self.session.session_id,
+            attempt=self.session.attempt,
+            seq=self.seq,
+            parent_id=placed.parent_id,
+            base_id=placed.base_id,
+            shared=placed.shared,
+            shared_messages=placed.shared_messages,
+            split=placed.split,
+            created_at=self.created_at,
+            finished_at=time.time(),
+            dialect=self.request.dialect,
+            mode=backend.mode,
+            model_requested=self.parsed.chat.model,
+            model_used=backend.info.model,
+            messages=self.attachment.messages[placed.shared_messages :],
+            reply=end.message,
+            tools=self.chat.tools,
+            sampling=self.chat.sampling,
+            request_digest=self.request.digest,
+            idempotency_key=self.request.idempotency_key,
+            prompt_delta=self.prompt_ids[placed.shared :].copy(),
+            response_ids=response,
+            logprobs=logprobs,
+            weight_spans=tuple(end.weight_spans) or tuple(self._spans),
+            finish_reason=end.finish_reason,
+            stop_sequence=end.stop_sequence,
+            usage=Usage(
+                len(self.prompt_ids) or (end.usage.prompt_tokens if end.usage else 0),
+                len(response) or (end.usage.completion_tokens if end.usage else 0),
+                end.cached_tokens,
+            ),
+            outcome=outcome,
+            detail=detail,
+            role_hint=self.parsed.role_hint,
+            metadata={"warnings": list(self.parsed.warnings)} if self.parsed.warnings else {},
+        )
+
+
+class Pipeline:
+    """Runs model calls against one backend and one store."""
+
+    def __init__(self, backend: Backend, store: Store) -> None:
+        self.backend = backend
+        self._store = store
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def start(self, session: LiveSession, call: ModelCall, parsed: Call, request: Request) -> None:
+        """Begin a call. It goes on by itself; follow it through ``call``."""
+        session.calls.add(call)
+        task = asyncio.create_task(self._run(session, call, parsed, request))
+        task.add_done_callback(lambda _: session.calls.discard(call))
+        call.run(task)
+
+    def pause(self) -> None:
+        """Hold new calls (their clients get keep-alives) until ``resume``."""
+        self._open.clear()
+
+    def resume(self) -> None:
+        """Let held calls go on."""
+        self._open.set()
+
+    async def _run(self, session: LiveSession, call: ModelCall, parsed: Call, request: Request) -> None:
+        try:
+            await self._open.wait()
+            recording = Recording(session, call, parsed, request)
+            await self._record(recording)
+        except CallError as error:
+            call.end(error)
+        except asyncio.CancelledError:
+            call.end(CallError("gone", "The call was given up: its client went away or the session ended"))
+        except Exception as error:
+            log.exception("call %s of session %s failed", call.call_id, session.session_id)
+            call.end(CallError("internal", f"{type(error).__name__}: {error}"))
+
+    async def _record(self, recording: Recording) -> None:
+        """Sample, then commit under whatever outcome it came to."""
+        try:
+            end = await self._sample(recording)
+            wanted = await recording.call.wanted()
+        except asyncio.CancelledError:
+            gone = "the client went away before the reply was whole"
+            await self._commit_shielded(recording, recording.partial(), "abandoned", gone)
+            raise
+        except EngineError as error:
+            outcome: Outcome = "no_token_ids" if error.kind == "no_token_ids" else "engine_error"
+            if error.kind == "no_token_ids":
+                recording.session.broken = recording.session.broken or str(error)
+            await self._commit_shielded(recording, recording.partial(), outcome, str(error))
+            raise _call_error(error) from None
+        if not wanted:
+            await self._commit_shielded(recording, end, "abandoned", "the client went away before its answer")
+            raise CallError("gone", "The client went away")
+        completion = await self._commit_shielded(recording, end)
+        if completion.outcome == "no_token_ids" and recording.session.require_token_ids:
+            url = self.backend.info.url or self.backend.info.kind
+            recording.session.broken = f"{completion.detail} ({url})"
+            raise CallError("unavailable", recording.session.broken)
+        recording.call.end(_answer(completion))
+
+    async def _sample(self, recording: Recording) -> Ended:
+        context = Context(
+            graph=recording.session.graph,
+            attachment=recording.attachment,
+            states=recording.session.states,
+            call_id=recording.call.call_id,
+            affinity=recording.session.session_id,
+        )
+        end: Ended | None = None
+        events = self.backend.run(recording.chat, context, stream=recording.parsed.stream)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Piece):
+                    recording.piece(event)
+                elif isinstance(event, Begun):
+                    recording.begin(event)
+                else:
+                    end = event
+        if end is None:
+            raise EngineError("unavailable", "the engine ended the reply without a finish reason")
+        return end
+
+    async def _commit_shielded(
+        self, recording: Recording, end: Ended, outcome: Outcome | None = None, detail: str | None = None
+    ) -> Completion:
+        """Commit, even if the call is cancelled meanwhile."""
+        completion = recording.completion(end, self.backend, outcome, detail)
+        commit = asyncio.ensure_future(self._commit(recording, completion))
+        try:
+            await asyncio.shield(commit)
+        except asyncio.CancelledError:
+            await asyncio.wait([commit])
+            commit.result()
+            raise
+        return completion
+
+    async def _commit(self, recording: Recording, completion: Completion) -> None:
+        try:
+            await self._store.put_completion(completion)
+        except StoreConflict as error:
+            raise CallError("gone", f"The session is over: {error}") from None
+        recording.session.graph.add(completion)
+        recording.session.states[completion.completion_id] = recording.state
+
+
+def _answer(completion: Completion) -> Answer:
+    return Answer(
+        completion_id=completion.completion_id,
+        created=completion.created_at,
+        model=completion.model_requested,
+        message=completion.reply,
+        finish_reason=completion.finish_reason,
+        stop_sequence=completion.stop_sequence,
+        usage=completion.usage,
+    )
+
+
+def _call_error(error: EngineError) -> CallError:
+    """What a harness is told of an engine's failure. Final errors stay final; the rest may be tried again."""
+    if error.kind == "context_length":
+        return CallError("context_length", str(error))
+    if error.kind == "bad_request":
+        return CallError("bad_request", str(error))
+    if error.kind == "overloaded":
+        return CallError("overloaded", str(error), retry_after=1.0)
+    return CallError("unavailable", str(error))

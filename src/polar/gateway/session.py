@@ -1,0 +1,62 @@
+"""A session attempt while it lives: its key, its context graph, its calls."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from dataclasses import dataclass, field
+
+import msgspec
+
+from polar.capture.graph import SessionGraph
+from polar.capture.retries import RetryLedger
+from polar.contract.chat import Chat, Sampling
+from polar.gateway.call import ModelCall
+
+
+def new_key() -> str:
+    """A session key: 256 random bits."""
+    return "sk-polar-" + secrets.token_urlsafe(32)
+
+
+@dataclass(eq=False)
+class LiveSession:
+    """One session attempt that may make model calls.
+
+    ``pins`` win over what the harness asks for. ``broken`` is why the session can't end well, once it can't.
+    """
+
+    session_id: str
+    attempt: int = 1
+    pins: Sampling = field(default_factory=Sampling)
+    key: str = field(default_factory=new_key)
+    require_token_ids: bool = True
+    graph: SessionGraph = field(default_factory=SessionGraph)
+    ledger: RetryLedger[ModelCall] = field(default_factory=RetryLedger)
+    states: dict[str, object] = field(default_factory=dict)
+    calls: set[ModelCall] = field(default_factory=set)
+    closed: bool = False
+    broken: str | None = None
+    sequence: itertools.count[int] = field(default_factory=itertools.count)
+
+    def pinned(self, chat: Chat) -> Chat:
+        """The call with the task's sampling settings over the harness's own; ``max_tokens`` is a bound."""
+        asked, pins = chat.sampling, self.pins
+        changes = {
+            name: value
+            for name in Sampling.__struct_fields__
+            if (value := getattr(pins, name)) is not None and value != ()
+        }
+        if pins.max_tokens is not None and asked.max_tokens is not None:
+            changes["max_tokens"] = min(pins.max_tokens, asked.max_tokens)
+        if not changes:
+            return chat
+        return msgspec.structs.replace(chat, sampling=msgspec.structs.replace(asked, **changes))
+
+    async def close(self) -> None:
+        """Take no more calls; give up those in flight and wait until they are recorded."""
+        self.closed = True
+        for call in list(self.calls):
+            call.give_up()
+        for call in list(self.calls):
+            await call.settled()

@@ -7,7 +7,7 @@ and frees its slot; a caller that loses interest does just that.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -22,18 +22,30 @@ class EngineError(Exception):
     """An engine could not serve a call. ``message`` is one line with the URL or field at fault.
 
     ``kind`` decides what the harness is told: ``bad_request`` and ``context_length`` are final (4xx),
-    ``overloaded`` and ``unavailable`` may be tried again, ``no_token_ids`` ends the session.
+    ``overloaded`` and ``unavailable`` may be tried again, ``no_token_ids`` ends the session. Under
+    ``context_length``, ``prompt_tokens`` and ``context_length`` are the engine's own numbers, if it gave any.
     """
 
-    def __init__(self, kind: ErrorKind, message: str, *, status: int | None = None) -> None:
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        status: int | None = None,
+        prompt_tokens: int | None = None,
+        context_length: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.kind: ErrorKind = kind
         self.status = status
+        self.prompt_tokens = prompt_tokens
+        self.context_length = context_length
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine serves. ``model_path`` is a folder with tokenizer and template, where it has one."""
+    """What an engine serves. ``model_path`` is a folder with tokenizer and template, where it has one;
+    ``context_length`` is 0 where the engine does not say."""
 
     kind: str
     model: str
@@ -59,7 +71,8 @@ class TokenChunk:
 class ChatChunk:
     """A piece of a chat engine's reply: what the client sees, and the ids behind it.
 
-    ``prompt_ids`` come once. The last chunk has ``finish_reason``, ``usage`` and the whole ``message``.
+    ``prompt_ids`` come once. The last chunk has ``finish_reason``, ``usage`` and the whole ``message``. Ids and
+    logprobs pair up over the whole reply, not chunk by chunk: some engines send the ids at the end.
     """
 
     deltas: Sequence[Delta] = ()
@@ -116,8 +129,10 @@ class TokenEngine(Engine, Protocol):
 class ChatEngine(Engine, Protocol):
     """Messages in; text, and the ids behind it, out."""
 
-    def chat(self, chat: Chat, *, request_id: str, affinity: str) -> AsyncIterator[ChatChunk]:
-        """Sample a reply, streamed.
+    def chat(
+        self, chat: Chat, *, request_id: str, affinity: str, stream: bool = True
+    ) -> AsyncGenerator[ChatChunk, None]:
+        """Sample a reply: piece by piece, or with ``stream=False`` as one chunk, which costs less.
 
         Raises:
             EngineError: at the first step or in the middle; ``no_token_ids`` names the missing field and URL.

@@ -272,7 +272,12 @@ def _answer(completion: Completion) -> Answer:
 def _call_error(error: EngineError) -> CallError:
     """What a harness is told of an engine's failure. Final errors stay final; the rest may be tried again."""
     if error.kind == "context_length":
-        return CallError("context_length", str(error))
+        return CallError(
+            "context_length",
+            str(error),
+            prompt_tokens=error.prompt_tokens,
+            max_tokens=error.context_length,
+        )
     if error.kind == "bad_request":
         return CallError("bad_request", str(error))
     if error.kind == "overloaded":

@@ -18,7 +18,12 @@ from polar.contract.task import TaskRequest
 
 
 class StoreConflict(PolarError):
-    """The same id was written again with other content."""
+    """The same id was written again with other content, or the write is under an attempt that is over."""
+
+
+class StoreFailure(PolarError):
+    """The database could not be read or written (disk full, read-only, damaged, closed). A write that ends so
+    was not kept, and may be repeated; everything that was awaited before it is still there."""
 
 
 class SessionRecord(msgspec.Struct, kw_only=True):
@@ -36,7 +41,11 @@ class SessionRecord(msgspec.Struct, kw_only=True):
 
 
 class Store(Protocol):
-    """Tasks, sessions, completions and results."""
+    """Tasks, sessions, completions and results.
+
+    Any of these may raise StoreFailure, a write to a store that was opened read-only UsageError. A caller that
+    is cancelled while it waits for a write has still made that write.
+    """
 
     async def open(self) -> None:
         """Create or migrate the database.
@@ -66,10 +75,11 @@ class Store(Protocol):
 
     async def put_session(self, session: SessionRecord) -> None:
         """Keep a session, or move it on. A session whose stored attempt ended (terminal state) takes only a
-        higher attempt; a lower attempt is refused.
+        higher attempt; a lower attempt is refused. The very record that is stored may always be written again.
 
         Raises:
-            StoreConflict: the write is under an attempt that is over.
+            StoreConflict: the write is under an attempt that is over, or moves the session to another task
+                or sample.
         """
         ...
 
@@ -80,18 +90,29 @@ class Store(Protocol):
         ...
 
     async def put_completion(self, completion: Completion) -> None:
-        """Keep a captured call."""
+        """Keep a captured call. Its session must be stored, at this attempt and not ended, unless the very same
+        completion is stored already.
+
+        Raises:
+            StoreConflict: the id, or the place ``(session_id, attempt, seq)``, has another completion; or the
+                session is unknown, ended, or at another attempt.
+        """
         ...
 
     async def completions(self, session_id: str, attempt: int | None = None) -> list[Completion]:
-        """A session's calls in order of ``(attempt, seq)``; of its newest attempt when none is named."""
+        """A session's calls in order of ``seq``; of its newest attempt when none is named."""
         ...
 
     async def finish_session(self, session: SessionRecord, result: SessionResult) -> None:
         """A terminal state and its result, in one transaction. The result is kept without its traces, which
-        are built afresh from the completions."""
+        are built afresh from the completions.
+
+        Raises:
+            StoreConflict: the attempt is over and this is not the very result it ended with.
+            ValueError: the state is not terminal, or session and result speak of different things.
+        """
         ...
 
     async def results(self, task_id: str | None = None) -> list[SessionResult]:
-        """Results in the order they were stored, without traces."""
+        """Results in the order they were stored, without traces: one for every attempt that was finished."""
         ...

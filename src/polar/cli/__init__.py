@@ -1,0 +1,62 @@
+"""The command line. One file a command; every error is one line that says what to do.
+
+Exit codes: 0 done; 1 the job ran and something in it failed; 2 wrong usage or configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import typer
+
+import polar
+from polar.cli import capture, demo, doctor, export, run, show
+from polar.contract.errors import PolarError
+
+app = typer.Typer(
+    name="polar",
+    help="Reinforcement learning over agent harnesses as they are.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+app.command("demo")(demo.demo)
+app.command(
+    "capture",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+)(capture.capture)
+app.command("run")(run.run)
+app.command("show")(show.show)
+app.command("export")(export.export_command)
+app.command("doctor")(doctor.doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"polar {polar.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    logging.basicConfig(level=os.environ.get("POLAR_LOG", "ERROR").upper(), format="%(levelname)s %(message)s")
+
+
+def main() -> None:
+    """The entry point: runs a command and turns its errors into one line and an exit code."""
+    try:
+        app()
+    except PolarError as error:
+        print(f"polar: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("polar: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,148 @@
+"""``polar capture -- CMD``: any command with its model calls captured; no task file, no server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shlex
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+import polar
+from polar.cli import options, screen
+from polar.contract.errors import UsageError
+from polar.contract.result import SessionResult
+from polar.contract.task import AgentSpec, BuilderSpec, CustomShell, TaskRequest
+from polar.engines import make_engine
+from polar.gateway.node import Node
+from polar.gateway.session import LiveSession
+from polar.harnesses import standard_env
+from polar.harnesses.base import Endpoint
+from polar.results import DATABASE, write_folder
+from polar.store import open_store
+from polar.store.base import SessionRecord
+from polar.trajectories import make_builder
+from polar.trajectories.assemble import assemble, record_evaluation
+
+
+def capture(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The command and its arguments.")],
+    engine: options.EngineKind = "local",
+    engine_url: options.EngineURL = None,
+    model: options.Model = None,
+    mode: options.Mode = None,
+    builder: Annotated[str, typer.Option("--builder", help="prefix_merging or per_request.")] = "prefix_merging",
+    out: options.Out = None,
+    report: Annotated[str | None, typer.Option("--report", help="'-' prints the report to stderr.")] = None,
+) -> None:
+    """Run a command with its model calls captured. Its exit code is this command's own."""
+    if report not in (None, "-"):
+        raise UsageError("--report takes '-' (stderr); the results folder always has report.json")
+    name = f"capture-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    folder = out or Path("results") / name
+    spec = BuilderSpec(strategy=builder)
+    make_builder(spec)
+    task = TaskRequest(
+        task_id=name,
+        instruction=shlex.join(command),
+        agent=AgentSpec(harness="shell", custom_shell=CustomShell(command=shlex.join(command))),
+        builder=spec,
+    )
+    made = make_engine(engine, url=engine_url, model=model, mode=mode, progress=screen.err.print)
+    code, body = asyncio.run(_capture(Node(made, open_store(str(folder / DATABASE)), folder), task, command))
+    if report == "-":
+        screen.err.print(json.dumps({"folder": str(folder), **body}, indent=2))
+    raise typer.Exit(code)
+
+
+async def _capture(node: Node, task: TaskRequest, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
+    await node.start()
+    try:
+        now = time.time()
+        record = SessionRecord(
+            session_id=task.task_id,
+            task_id=task.task_id,
+            sample_index=0,
+            state="RUNNING",
+            created_at=now,
+            updated_at=now,
+        )
+        await node.store.put_task(task)
+        await node.store.put_session(record)
+        session = LiveSession(session_id=record.session_id)
+        node.gateway.open(session)
+        info = node.engine.info
+        endpoint = Endpoint(node.server.url, session.key, info.model, info.context_length)
+        folder = node.folder / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        env = standard_env(endpoint, session_id=record.session_id, task_id=task.task_id, folder=str(folder))
+        code = await _run(command, env)
+        await node.gateway.close(session)
+        await _finish(node, task, record, code, session.broken)
+        return code, await write_folder(node.store, node.folder)
+    finally:
+        await node.close()
+
+
+async def _run(command: Sequence[str], env: dict[str, str]) -> int:
+    """Run the command on our own stdin, stdout and stderr; a signal sent to us is the command's to handle."""
+    try:
+        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **env})
+    except FileNotFoundError:
+        screen.err.print(f"polar: {command[0]}: command not found")
+        return 127
+    except OSError as error:
+        screen.err.print(f"polar: {command[0]}: {error.strerror}")
+        return 126
+    loop = asyncio.get_running_loop()
+    # The terminal sends Ctrl-C to the command as well, so it is enough not to die of it.
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    loop.add_signal_handler(signal.SIGTERM, process.terminate)
+    code = await process.wait()
+    return code if code >= 0 else 128 - code
+
+
+async def _finish(node: Node, task: TaskRequest, record: SessionRecord, code: int, broken: str | None) -> None:
+    completions = await node.store.completions(record.session_id)
+    error = broken or (f"the command ended with exit code {code}" if code else None)
+    if not completions:
+        error = "no model call: the command never reached the model"
+        screen.err.print(f"polar: {error} (it must use the base URL of its environment, such as OPENAI_BASE_URL)")
+    status: Literal["COMPLETED", "ERROR"] = "ERROR" if error else "COMPLETED"
+    provenance = {
+        "polar": polar.__version__,
+        "engine": node.engine.info.kind,
+        "engine_version": node.engine.info.version,
+        "model": node.engine.info.model,
+        "harness": "capture",
+        "started_at": record.created_at,
+        "ended_at": time.time(),
+    }
+    trajectory = assemble(completions, task.builder, status=status, error=error, provenance=provenance)
+    record_evaluation(trajectory)
+    ended = SessionRecord(
+        session_id=record.session_id,
+        task_id=record.task_id,
+        sample_index=0,
+        state=status,
+        created_at=record.created_at,
+        updated_at=time.time(),
+        error=error,
+    )
+    result = SessionResult(
+        session_id=record.session_id,
+        task_id=record.task_id,
+        attempt=record.attempt,
+        status=status,
+        trajectory=trajectory,
+        timing={"run": round(time.time() - record.created_at, 3)},
+        error=error,
+    )
+    await node.store.finish_session(ended, result)

@@ -1,0 +1,61 @@
+"""``polar demo``: the main job on the embedded engine: a real model, a real harness, one screen of result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from polar.cli import options, screen
+from polar.cli.run import Settings, run_folder
+from polar.config import load_task
+from polar.contract.task import AgentSpec
+from polar.engines import DEFAULT_MODEL, make_engine
+from polar.gateway.lifecycle import Pools
+from polar.harnesses import make_harness
+from polar.harnesses.install import install
+
+
+def demo(
+    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Samples of each task.")] = 2,
+    out: options.Out = None,
+    no_sandbox: options.NoSandbox = False,
+    as_json: options.JSONOutput = False,
+) -> None:
+    """Run a few small tasks with the pi harness on SmolLM2-135M, from nothing to traces."""
+    begin = time.monotonic()
+    folder = out or Path("results") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
+    requests = []
+    for entry in sorted(files("polar").joinpath("demo").iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".yaml"):
+            with as_file(entry) as path:
+                requests.append(load_task(path))
+    requests = [msgspec.structs.replace(task, num_samples=samples) for task in requests]
+    _ready_harness("pi")
+    settings = Settings(
+        engine=lambda: make_engine("local", model=DEFAULT_MODEL, progress=screen.err.print),
+        folder=folder,
+        sandbox="none" if no_sandbox else "bubblewrap",
+        pools=Pools(init=2, ready=4, run=4),
+        quiet=as_json,
+    )
+    screen.err.print(f"{DEFAULT_MODEL} in the embedded engine, pi in a sandbox, {samples} samples of each task:")
+    report = asyncio.run(run_folder(requests, settings))
+    if as_json:
+        print(json.dumps({"folder": str(folder), **report}))
+        return
+    screen.print_report(report, folder)
+    screen.out.print(f"\n{time.monotonic() - begin:.0f} s. A model this small mostly fails, as the rewards say.")
+    screen.out.print(f"Look at a trajectory: polar show {folder} {requests[0].task_id}-0")
+
+
+def _ready_harness(name: str) -> None:
+    """Install a harness where it is not there yet."""
+    if make_harness(AgentSpec(harness=name)).find() is None:
+        install(name, screen.err.print)

@@ -1,0 +1,117 @@
+"""``polar doctor``: what works here, with the fix for what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.table import Table
+
+import polar
+from polar.cli import options, screen
+from polar.contract.errors import PolarError
+from polar.engines import DEFAULT_MODEL, make_engine
+from polar.harnesses import HARNESSES
+from polar.harnesses.install import install
+from polar.runtimes import backend
+
+
+class Check(NamedTuple):
+    """One thing that was tried. ``fix`` is what to do where it does not work."""
+
+    what: str
+    ok: bool
+    detail: str
+    fix: str | None = None
+
+
+def doctor(
+    engine_url: options.EngineURL = None,
+    model: options.Model = None,
+    fix: Annotated[
+        list[str] | None, typer.Option("--fix", metavar="HARNESS", help="Install this harness, pinned; repeatable.")
+    ] = None,
+    as_json: options.JSONOutput = False,
+) -> None:
+    """Say what works here: engines, runtimes, harnesses, versions, with the fix for what does not."""
+    for name in fix or ():
+        install(name, screen.err.print)
+    checks = [_python(), *_engines(), _runtime(), *_harnesses()]
+    if engine_url:
+        checks.append(_server(engine_url, model))
+    if as_json:
+        print(json.dumps([check._asdict() for check in checks]))
+    else:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for check in checks:
+            mark = "[green]ok[/]" if check.ok else "[yellow]--[/]"
+            table.add_row(mark, check.what, check.detail + (f"\n[dim]fix: {check.fix}[/]" if check.fix else ""))
+        screen.out.print(table)
+    if engine_url and not checks[-1].ok:
+        raise typer.Exit(1)
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Check("polar", True, f"{polar.__version__} on Python {version}, {platform.system()} {platform.machine()}")
+
+
+def _engines() -> Iterator[Check]:
+    missing = [name for name in ("torch", "safetensors", "gguf") if importlib.util.find_spec(name) is None]
+    if missing:
+        yield Check(
+            "embedded engine",
+            False,
+            f"{', '.join(missing)} missing",
+            "pip install 'polar[engine]' (torch: CPU build)",
+        )
+    else:
+        from polar.engines.models import model_folder
+
+        folder = model_folder(DEFAULT_MODEL)
+        known = f"{DEFAULT_MODEL} is here" if folder.is_dir() else f"{DEFAULT_MODEL} is fetched at first use"
+        yield Check("embedded engine", True, known)
+
+
+def _runtime() -> Check:
+    try:
+        probe = asyncio.run(backend().probe())
+    except PolarError as error:
+        return Check("sandbox", False, str(error))
+    return Check("sandbox", probe.ok, probe.detail, probe.fix)
+
+
+def _harnesses() -> Iterator[Check]:
+    node = shutil.which("node")
+    for name in HARNESSES:
+        harness = HARNESSES[name]()
+        found = harness.find()
+        if found is None:
+            hint = harness.install_hint + ("" if node or name != "pi" else " (needs node 20 or later)")
+            yield Check(f"harness {name}", False, f"not installed (pinned: {harness.pinned})", hint)
+        else:
+            pinned = f", pinned {harness.pinned}" if harness.pinned and harness.pinned != found.version else ""
+            yield Check(f"harness {name}", True, f"{found.version}{pinned}")
+
+
+def _server(url: str, model: str | None) -> Check:
+    async def ask() -> str:
+        engine = make_engine("openai", url=url, model=model)
+        await engine.start()
+        try:
+            info = engine.info
+            return f"{info.model}, context {info.context_length}, chat mode"
+        finally:
+            await engine.close()
+
+    try:
+        return Check(f"engine {url}", True, asyncio.run(ask()))
+    except PolarError as error:
+        return Check(f"engine {url}", False, str(error))

@@ -1,0 +1,111 @@
+"""``polar run``: tasks here, in one process, with progress; results into a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from polar.cli import options, screen
+from polar.config import load_task
+from polar.contract.errors import UsageError
+from polar.contract.task import BuilderSpec, TaskRequest
+from polar.engines import make_engine
+from polar.gateway.lifecycle import Pools
+from polar.gateway.node import Node
+from polar.gateway.tasks import make_parts, run_tasks
+from polar.results import DATABASE, write_folder
+from polar.store import open_store
+
+
+def run(
+    tasks: Annotated[list[Path], typer.Argument(metavar="TASK.yaml...", help="Task files.")],
+    samples: Annotated[int | None, typer.Option("--samples", "-n", min=1, help="Samples of each task.")] = None,
+    engine: options.EngineKind = "local",
+    engine_url: options.EngineURL = None,
+    model: options.Model = None,
+    mode: options.Mode = None,
+    builder: Annotated[str | None, typer.Option("--builder", help="prefix_merging or per_request.")] = None,
+    out: options.Out = None,
+    store: Annotated[str | None, typer.Option("--store", help="Store URL; by default in the results folder.")] = None,
+    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="Sessions that run at once.")] = 4,
+    no_sandbox: options.NoSandbox = False,
+    allow_import: options.AllowImport = False,
+    as_json: options.JSONOutput = False,
+) -> None:
+    """Run tasks here, in one process. Run again with the same --out to go on where it was cut off."""
+    requests = [_override(load_task(path), samples, builder) for path in tasks]
+    if len({task.task_id for task in requests}) < len(requests):
+        raise UsageError("two of these tasks have the same task_id")
+    folder = out or Path("results") / f"{requests[0].task_id}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for task in requests:
+        if task.callback_url:
+            screen.err.print(f"{task.task_id}: callback_url is for the service; polar run writes a folder")
+    settings = Settings(
+        engine=lambda: make_engine(engine, url=engine_url, model=model, mode=mode, progress=screen.err.print),
+        folder=folder,
+        store=store,
+        sandbox="none" if no_sandbox else "bubblewrap",
+        allow_import=allow_import,
+        pools=Pools(run=workers, init=min(workers, 4)),
+        quiet=as_json,
+    )
+    report = asyncio.run(run_folder(requests, settings))
+    if as_json:
+        print(json.dumps({"folder": str(folder), **report}))
+    else:
+        screen.print_report(report, folder)
+    if report["sessions"]["unfinished"] or report["sessions"].get("ERROR"):
+        raise typer.Exit(1)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run tasks into a folder. ``engine`` makes the engine when everything else is known to be right."""
+
+    engine: Any
+    folder: Path
+    store: str | None = None
+    sandbox: str = "bubblewrap"
+    allow_import: bool = False
+    pools: Pools = Pools()
+    quiet: bool = False
+
+
+async def run_folder(requests: list[TaskRequest], settings: Settings) -> dict[str, Any]:
+    """Run tasks and write their results folder; the report.
+
+    Raises:
+        UsageError: something a task needs is not there; nothing was started.
+    """
+    folder = settings.folder
+    parts = [
+        (task, await make_parts(task, sandbox=settings.sandbox, allow_import=settings.allow_import))
+        for task in requests
+    ]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} can't be made a results folder: {error.strerror}: take another --out") from None
+    store = open_store(settings.store or str(folder / DATABASE))
+    engine = await asyncio.to_thread(settings.engine)
+    node = Node(engine, store, folder)
+    await node.start()
+    try:
+        with screen.Progress(requests, quiet=settings.quiet) as progress:
+            await run_tasks(node, parts, pools=settings.pools, on_change=progress.update)
+        return await write_folder(store, folder)
+    finally:
+        await node.close()
+
+
+def _override(task: TaskRequest, samples: int | None, builder: str | None) -> TaskRequest:
+    if samples is not None:
+        task = msgspec.structs.replace(task, num_samples=samples)
+    if builder is not None:
+        task = msgspec.structs.replace(task, builder=BuilderSpec(strategy=builder))
+    return task

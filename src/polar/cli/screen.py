@@ -1,0 +1,97 @@
+"""What a person sees while sessions run and when they are done. All of it goes to stderr, but for results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from polar.contract.task import TaskRequest
+from polar.store.base import SessionRecord
+
+STAGES = ("REGISTERED", "INITIALIZING", "READY", "RUNNING", "POST_RUN", "COMPLETED", "ERROR", "TIMEOUT")
+_FOLDED = {"BUILDING": "POST_RUN", "EVALUATING": "POST_RUN"}
+_COLOURS = {"COMPLETED": "green", "ERROR": "red", "TIMEOUT": "yellow", "RUNNING": "cyan"}
+
+err = Console(stderr=True, highlight=False)
+out = Console(highlight=False)
+
+
+class Progress:
+    """Sessions by stage, live on a terminal; a line for each session that ends elsewhere.
+
+    Args:
+        quiet: show nothing (``--json`` with nobody watching).
+    """
+
+    def __init__(self, tasks: list[TaskRequest], *, quiet: bool = False) -> None:
+        self._tasks = tasks
+        self._records: dict[str, SessionRecord] = {}
+        self._quiet = quiet
+        self._live = Live(console=err, refresh_per_second=8, transient=True, get_renderable=self._table)
+
+    def __enter__(self) -> Progress:
+        if err.is_terminal and not self._quiet:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def update(self, record: SessionRecord) -> None:
+        """A session has moved on."""
+        before = self._records.get(record.session_id)
+        self._records[record.session_id] = record
+        ended = record.state in ("COMPLETED", "ERROR", "TIMEOUT") and (
+            before is not None and before.state != record.state
+        )
+        if ended and not err.is_terminal and not self._quiet:
+            err.print(f"{record.session_id}: {record.state}{f' ({record.error})' if record.error else ''}")
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("task")
+        for stage in STAGES:
+            table.add_column(stage.lower(), justify="right", style=_COLOURS.get(stage, ""))
+        for task in self._tasks:
+            records = [r for r in self._records.values() if r.task_id == task.task_id]
+            counts = Counter(_FOLDED.get(record.state, record.state) for record in records)
+            counts["REGISTERED"] += task.num_samples - len(records)
+            table.add_row(task.task_id, *(str(counts[stage] or "·") for stage in STAGES))
+        return table
+
+
+def print_report(report: dict[str, Any], folder: Path) -> None:
+    """The end of a run on one screen."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("task", "samples", "rewards"):
+        table.add_column(column)
+    for name, task in report["tasks"].items():
+        rewards = " ".join("-" if reward is None else f"{reward:g}" for reward in task["rewards"])
+        table.add_row(name, str(task["requested"]), rewards or "-")
+    out.print(table)
+    sessions = {name.lower(): count for name, count in report["sessions"].items() if count}
+    mean = report["mean_reward"]
+    rows = (
+        ("sessions", _counts(sessions)),
+        ("mean reward", "-" if mean is None else f"{mean:.3g}"),
+        ("model calls", _counts(report["completions"])),
+        ("traces", f"{report['traces']}, {report['merge_factor']:.2f} calls merged into each on average"),
+        ("trained", f"{report['tokens_trained']} tokens"),
+        ("splits", _counts(report["splits"]) or "none"),
+        ("seconds", ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report["seconds"].items())),
+    )
+    for name, value in rows:
+        out.print(Text.assemble((f"{name:<12}", "bold"), value or "-"))
+    for error, count in report["errors"].items():
+        out.print(Text(f"{'error':<12}{f'{count} x ' if count > 1 else ''}{error}", style="red"))
+    out.print(Text.assemble((f"{'files':<12}", "bold"), str(folder)))
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())

@@ -1,0 +1,105 @@
+"""``polar show``: a trajectory in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from polar.cli import options, screen
+from polar.contract.arrays import to_json
+from polar.contract.errors import UsageError
+from polar.contract.result import SessionResult
+from polar.results import database, open_folder, rebuild
+from polar.store.base import Store
+from polar.trajectories.show import show_session
+
+
+def show(
+    target: Annotated[str, typer.Argument(metavar="PATH|SESSION", help="A results folder, or a session's id.")],
+    session: Annotated[str | None, typer.Argument(help="A session in that folder.")] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show token ids and logprobs.")] = False,
+    as_json: options.JSONOutput = False,
+) -> None:
+    """Show a trajectory: turns, mask, logprobs, reward, and why it split."""
+    path = Path(target)
+    if path.exists():
+        asyncio.run(_show(path, session, tokens, as_json))
+        return
+    for folder in _results_folders():
+        if asyncio.run(_has(folder, target)):
+            asyncio.run(_show(folder, target, tokens, as_json))
+            return
+    raise UsageError(f"{target} is neither a results folder nor a session in one under results/")
+
+
+def _results_folders() -> Iterator[Path]:
+    """The newest first."""
+    return iter(sorted((path.parent for path in Path("results").glob("*/polar.db")), reverse=True))
+
+
+async def _has(folder: Path, session: str) -> bool:
+    store = await open_folder(folder)
+    try:
+        return await store.session(session) is not None
+    finally:
+        await store.close()
+
+
+async def _show(path: Path, session: str | None, tokens: bool, as_json: bool) -> None:
+    database(path)
+    store = await open_folder(path)
+    try:
+        results = await store.results()
+        if session is None and len(results) != 1:
+            await _list(store, results, as_json)
+            return
+        chosen = [result for result in results if session in (None, result.session_id)]
+        if not chosen:
+            raise UsageError(await _why_not(store, session or ""))
+        result = await rebuild(store, chosen[-1])
+        if as_json:
+            print(to_json(result).decode())
+        else:
+            screen.out.print(show_session(result, tokens))
+    finally:
+        await store.close()
+
+
+async def _list(store: Store, results: list[SessionResult], as_json: bool) -> None:
+    """All sessions of a folder, one a line."""
+    if as_json:
+        for result in results:
+            print(to_json(result).decode())
+        return
+    by_id = {result.session_id: result for result in results}
+    table = Table(box=None, pad_edge=False)
+    for column in ("session", "state", "reward", "calls", "traces", "error"):
+        table.add_column(column)
+    for record in await store.sessions():
+        result = by_id.get(record.session_id)
+        metadata = result.trajectory.metadata if result else {}
+        reward = (metadata.get("evaluation") or {}).get("outcome_reward")
+        table.add_row(
+            record.session_id,
+            record.state,
+            "-" if reward is None else f"{reward:g}",
+            str(metadata.get("record_count", "-")),
+            str(metadata.get("trace_count", "-")),
+            record.error or "",
+        )
+    screen.out.print(table)
+    screen.out.print("Name a session after the folder to see its trajectory.")
+
+
+async def _why_not(store: Store, session: str) -> str:
+    record = await store.session(session)
+    if record is not None:
+        return f"session {session} has no result yet: it is {record.state}"
+    names = [known.session_id for known in await store.sessions()]
+    few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"no session {session} here" + (f": there are {few}" if names else "")

@@ -1,0 +1,75 @@
+"""What a user writes, checked: task files, engine choices, folders. Every mistake is one line."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from polar.contract.errors import UsageError
+from polar.contract.task import ID_PATTERN, TaskRequest
+
+
+def load_task(path: Path) -> TaskRequest:
+    """A task file (YAML or JSON).
+
+    Raises:
+        UsageError: it can't be read or does not say a task; the message names file and field.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such task file") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder: name a task file in it, such as {path}/task.yaml") from None
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"{path} can't be read: {error}") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    return parse_task(data, str(path))
+
+
+def parse_task(data: Any, source: str = "task") -> TaskRequest:
+    """A task from plain data, checked whole.
+
+    Raises:
+        UsageError: a field is unknown, missing or out of range; the message names it.
+    """
+    if not isinstance(data, dict):
+        raise UsageError(f"{source}: a task is a mapping with task_id, instruction and agent")
+    try:
+        task = msgspec.convert(data, TaskRequest)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{source}: {error}") from None
+    problem = _problem(task)
+    if problem:
+        raise UsageError(f"{source}: {problem}")
+    return task
+
+
+def _problem(task: TaskRequest) -> str | None:
+    """What is wrong with a task, beyond its shape."""
+    if not re.fullmatch(ID_PATTERN, task.task_id) or len(task.task_id) > 120:
+        return "task_id must be letters, digits, '_', '.' or '-', begin with a letter or digit, 120 at most"
+    if not task.instruction.strip():
+        return "instruction is empty: say what the agent is to do"
+    if task.num_samples < 1:
+        return "num_samples must be 1 or more"
+    for name in ("timeout_seconds", "agent_timeout_seconds"):
+        seconds = getattr(task, name)
+        if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+            return f"{name} must be a number of seconds over 0"
+    if (task.agent.harness is None) == (task.agent.import_path is None):
+        return "agent needs one of harness and import_path"
+    return None
+
+
+def session_id(task: TaskRequest, sample: int) -> str:
+    """The id of a task's n-th session."""
+    return f"{task.task_id}-{sample}"

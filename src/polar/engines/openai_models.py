@@ -1,0 +1,86 @@
+"""Why: an engine that is wrong (another server, another model, a key that is missing) should be found at the
+start and said in one line, not at the first call of the hundredth session.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from polar.contract.errors import UsageError
+from polar.engines.base import EngineInfo
+
+_KINDS = ("vllm", "sglang")
+
+
+class WireModel(msgspec.Struct):
+    """An entry of GET /v1/models. ``parent`` is set for an adapter, whose tokenizer is its parent's."""
+
+    id: str
+    owned_by: str | None = None
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class WireModels(msgspec.Struct):
+    data: list[WireModel]
+
+
+class WireVersion(msgspec.Struct):
+    version: str | None = None
+
+
+def describe(url: str, model: str | None, *, models: tuple[int, bytes], version: tuple[int, bytes]) -> EngineInfo:
+    """What the server said of itself: status and body of GET /v1/models, and of GET /version (vLLM has it).
+
+    Raises:
+        UsageError: it is no OpenAI-compatible server, refuses the key, or does not serve ``model``.
+    """
+    served = _served(url, *models)
+    card = served[0] if model is None else next((m for m in served if m.id == model), None)
+    if card is None:
+        names = ", ".join(m.id for m in served)
+        raise UsageError(f"{url} does not serve the model {model!r}: choose one of {names} with --model")
+    base = next((m for m in served if m.id == card.parent), card)
+    return EngineInfo(
+        kind=base.owned_by if base.owned_by in _KINDS else "openai",
+        model=card.id,
+        context_length=card.max_model_len or base.max_model_len or 0,
+        model_path=base.root,
+        version=_version(*version),
+        url=url,
+    )
+
+
+def error_of_start(url: str, error: BaseException) -> UsageError:
+    """Nothing answers at ``url``."""
+    what = " ".join(str(error).split()) or type(error).__name__
+    return UsageError(f"no engine answers at {url} ({what}): start it, or give its address with --engine-url")
+
+
+def _served(url: str, status: int, body: bytes) -> list[WireModel]:
+    if status in (401, 403):
+        raise UsageError(f"{url}/v1/models refused the API key ({status}): set the engine's api_key")
+    if status == 503:
+        raise UsageError(
+            f"{url}/v1/models answered 503: the engine is still loading, or down; try again when it is up"
+        )
+    try:
+        served = msgspec.json.decode(body, type=WireModels).data if status == 200 else None
+    except msgspec.DecodeError:
+        served = None
+    if served is None:
+        raise UsageError(
+            f"{url}/v1/models is no list of models (status {status}): --engine-url must be the root of an "
+            "OpenAI-compatible server, like http://127.0.0.1:8000"
+        )
+    if not served:
+        raise UsageError(f"{url}/v1/models lists no model: load one in the engine")
+    return served
+
+
+def _version(status: int, body: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(body, type=WireVersion).version if status == 200 else None
+    except msgspec.DecodeError:
+        return None

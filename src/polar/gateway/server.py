@@ -1,0 +1,98 @@
+"""Serving an ASGI app on loopback, inside the running event loop, on as many sockets as sandboxes bring.
+
+uvicorn does the HTTP. One socket is the gateway's own; each sandbox without a network hands over another one
+that listens inside it, so the only thing a program in there can reach is this gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from polar.contract.errors import UsageError
+
+
+class GatewayServer:
+    """The HTTP server of an ASGI app.
+
+    Args:
+        app: the ASGI app.
+        host, port: where it listens; port 0 takes a free one.
+    """
+
+    def __init__(self, app: Callable[..., Any], *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._config = uvicorn.Config(
+            app,
+            http=HttpToolsProtocol,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=3600,
+        )
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        self._state = ServerState()
+        self._host, self._port = host, port
+        self._listeners: list[asyncio.Server] = []
+
+    @property
+    def url(self) -> str:
+        """Where the app is served, once started."""
+        return f"http://{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            UsageError: the address can't be had.
+        """
+        listener = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self._host, self._port))
+            listener.listen(2048)
+        except OSError as error:
+            listener.close()
+            raise UsageError(
+                f"Can't listen on {self._host}:{self._port} ({error.strerror}): take another --port"
+            ) from None
+        self._port = listener.getsockname()[1]
+        await self.serve(listener)
+
+    async def serve(self, listener: socket.socket) -> asyncio.Server:
+        """Serve on one more listening socket, which is closed with the server that is returned."""
+        server = await asyncio.get_running_loop().create_server(self._protocol, sock=listener, backlog=2048)
+        self._listeners.append(server)
+        return server
+
+    async def release(self, server: asyncio.Server) -> None:
+        """Stop serving on a socket that ``serve`` took."""
+        server.close()
+        if server in self._listeners:
+            self._listeners.remove(server)
+
+    async def close(self) -> None:
+        """Stop listening and cut the connections that are left."""
+        for server in self._listeners:
+            server.close()
+        self._listeners.clear()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        for task in list(self._state.tasks):
+            task.cancel()
+
+    def _protocol(self) -> asyncio.Protocol:
+        return HttpToolsProtocol(
+            config=self._config,
+            server_state=self._state,
+            app_state={},
+            _loop=asyncio.get_running_loop(),
+        )

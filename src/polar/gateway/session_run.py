@@ -1,0 +1,337 @@
+"""One session attempt from INIT to its result: what each stage does.
+
+A stage raises ``PolarError`` where it can't go on; the session then ends as ERROR with that line, with the
+traces of whatever it had captured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+import polar
+from polar.contract.arrays import to_json
+from polar.contract.completion import Completion
+from polar.contract.errors import PolarError
+from polar.contract.result import SessionResult, SessionState, Trajectory
+from polar.contract.runtime import Command, ExecResult, Runtime, RuntimeFailure
+from polar.contract.task import BuilderSpec, TaskRequest
+from polar.evaluators.base import Evaluation, Evaluator, FinishedSession
+from polar.gateway.node import Node
+from polar.gateway.session import LiveSession
+from polar.harnesses import standard_env
+from polar.harnesses.base import Endpoint, Harness, Installed, Plan
+from polar.runtimes.base import RuntimeBackend
+from polar.store.base import SessionRecord
+from polar.trajectories.assemble import assemble, record_evaluation
+
+Status = Literal["COMPLETED", "TIMEOUT", "ERROR"]
+OnChange = Callable[[SessionRecord], None]
+
+POST_RUN_SECONDS = 600.0
+"""The budget of building and evaluating: its own, so that an agent that used all of its time still counts."""
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task needs, made ready once for all its sessions."""
+
+    harness: Harness
+    installed: Installed
+    runtimes: RuntimeBackend
+    evaluator: Evaluator
+    allow_import: bool = False
+
+
+class SessionRun:
+    """The stages of one session attempt, in the order in which they are called.
+
+    Args:
+        on_change: told of every new state, after it is on disk.
+    """
+
+    def __init__(
+        self, node: Node, task: TaskRequest, record: SessionRecord, parts: Parts, on_change: OnChange
+    ) -> None:
+        self.task = task
+        self.record = record
+        self.timing: dict[str, float] = {}
+        self.error: str | None = None
+        self.status: Status = "COMPLETED"
+        self._node = node
+        self._parts = parts
+        self._on_change = on_change
+        self._started = time.time()
+        self._live: LiveSession | None = None
+        self._runtime: Runtime | None = None
+        self._listener: asyncio.Server | None = None
+        self._plan: Plan | None = None
+        self._result: ExecResult | None = None
+
+    @property
+    def folder(self) -> Path:
+        """This attempt's files on the host."""
+        return self._node.folder / "sessions" / self.record.session_id / f"attempt-{self.record.attempt}"
+
+    # ---- INIT --------------------------------------------------------------------------------------------
+
+    async def initialize(self) -> None:
+        """A prepared runtime, a model endpoint that lives as long as the session, the harness's files."""
+        await self._enter("INITIALIZING")
+        self._started = time.time()
+        with self._timed("init"):
+            async with self._budget("INIT", self.task.timeout_seconds):
+                await self._prepare()
+
+    async def _prepare(self) -> None:
+        runtime = await self._parts.runtimes.create(
+            self.task.runtime, folder=self.folder / "runtime", mounts=self._parts.installed.mounts
+        )
+        self._runtime = runtime
+        for index, line in enumerate(self.task.runtime.prepare):
+            command = Command(line, env=self.task.runtime.env)
+            result = await runtime.exec(
+                command, timeout=self.task.timeout_seconds, logs=self.folder, name=f"prepare-{index}"
+            )
+            if result.exit_code != 0:
+                raise RuntimeFailure(f"prepare[{index}] {_ended(result)}: {last_words(result)}")
+        self._live = LiveSession(
+            session_id=self.record.session_id, attempt=self.record.attempt, pins=self.task.sampling
+        )
+        self._node.gateway.open(self._live)
+        if runtime.listener is not None:
+            self._listener = await self._node.server.serve(runtime.listener)
+        endpoint = Endpoint(
+            url=runtime.inside_url(self._node.server.url),
+            api_key=self._live.key,
+            model=self.task.agent.model_name or self._node.engine.info.model,
+            context_length=self._node.engine.info.context_length,
+        )
+        agent, installed = self.task.agent, self._parts.installed
+        self._plan = self._parts.harness.plan(agent, self.task.instruction, endpoint, installed)
+        for path, text in self._plan.files.items():
+            where = f"{runtime.home}/{path[2:]}" if path.startswith("~/") else path
+            await runtime.write_file(where, text.encode())
+        self._env = standard_env(
+            endpoint, session_id=self.record.session_id, task_id=self.task.task_id, runtime=runtime
+        )
+
+    # ---- READY, RUNNING ----------------------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        """Prepared, and waiting for a place to run: that costs nothing."""
+        await self._enter("READY")
+
+    async def run(self) -> None:
+        """The harness, to its end or to its time limit; afterwards nothing of it runs and its key is closed."""
+        assert self._runtime is not None
+        assert self._plan is not None
+        assert self._live is not None
+        await self._enter("RUNNING")
+        left = self.task.timeout_seconds - self.timing.get("init", 0.0)
+        limit = min(left, self.task.agent_timeout_seconds or left)
+        env = {**self._env, **self.task.runtime.env, **self._plan.command.env, **self.task.agent.env}
+        command = Command(self._plan.command.argv, env=env, cwd=self._plan.command.cwd)
+        with self._timed("run"):
+            try:
+                self._result = await self._runtime.exec(command, timeout=limit, logs=self.folder, name="agent")
+            finally:
+                await self._node.gateway.close(self._live)
+                await self._runtime.kill()
+        if self._result.timed_out:
+            self.status = "TIMEOUT"
+            self.error = f"the agent was stopped after {limit:g} s"
+        else:
+            self._fail(self._live.broken or self._parts.harness.judge(self._result))
+
+    # ---- POST_RUN ----------------------------------------------------------------------------------------
+
+    async def finish(self) -> SessionResult:
+        """Traces, reward, and the terminal state with its result in one transaction."""
+        await self._enter("POST_RUN")
+        if self._live is not None:
+            await self._node.gateway.close(self._live)
+        completions = await self._node.store.completions(self.record.session_id, self.record.attempt)
+        trajectory: Trajectory | None = None
+        evaluation = Evaluation()
+        try:
+            async with self._budget("POST_RUN", POST_RUN_SECONDS):
+                await self._enter("BUILDING")
+                with self._timed("build"):
+                    self._require_calls(completions)
+                    trajectory = self._assemble(completions)
+                if self.status != "ERROR" and self._runtime is not None:
+                    await self._enter("EVALUATING")
+                    with self._timed("evaluate"):
+                        evaluation = await self._evaluate(trajectory, self._runtime)
+        except PolarError as error:
+            self._fail(str(error))
+        except Exception as error:
+            self._fail(f"{self.record.state.lower()} failed: {type(error).__name__}: {error}")
+        result = self._make_result(self._scored(trajectory, completions, evaluation))
+        await self._end(result)
+        return result
+
+    def _require_calls(self, completions: list[Completion]) -> None:
+        if completions or self.task.agent.settings.get("allow_no_model_call"):
+            return
+        why = f" ({self.error})" if self.error else ""
+        self.status, self.error = "ERROR", f"no model call: the harness never reached the model{why}"
+
+    async def _evaluate(self, trajectory: Trajectory, runtime: Runtime) -> Evaluation:
+        return await self._parts.evaluator.evaluate(
+            FinishedSession(
+                task=self.task,
+                session_id=self.record.session_id,
+                agent_exit_code=self._result.exit_code if self._result else None,
+                timed_out=self.status == "TIMEOUT",
+                trajectory=trajectory,
+                runtime=runtime,
+                logs=self.folder,
+                timeout=POST_RUN_SECONDS,
+            )
+        )
+
+    def _assemble(self, completions: list[Completion]) -> Trajectory:
+        return assemble(
+            completions, self.task.builder, provenance=self._provenance(), allow_import=self._parts.allow_import
+        )
+
+    def _scored(
+        self, trajectory: Trajectory | None, completions: list[Completion], evaluation: Evaluation
+    ) -> Trajectory:
+        """The trajectory with its rewards and how the session ended; without traces where none can be built."""
+        if trajectory is None:
+            trajectory = assemble(completions, BuilderSpec(strategy="per_request"), provenance=self._provenance())
+        trajectory.status, trajectory.error = self.status, self.error
+        try:
+            record_evaluation(
+                trajectory,
+                outcome_reward=evaluation.outcome_reward,
+                trace_rewards=evaluation.trace_rewards,
+                evaluation=self._evaluation_record(evaluation),
+            )
+        except ValueError as error:
+            self._fail(f"evaluator {self.task.evaluator.strategy}: {error}")
+            trajectory.status, trajectory.error = self.status, self.error
+        return trajectory
+
+    def _evaluation_record(self, evaluation: Evaluation) -> dict[str, Any]:
+        return {
+            "strategy": self.task.evaluator.strategy,
+            "outcome_reward": evaluation.outcome_reward,
+            "trace_rewards": None if evaluation.trace_rewards is None else list(evaluation.trace_rewards),
+            **evaluation.metadata,
+        }
+
+    def _provenance(self) -> dict[str, Any]:
+        engine = self._node.engine.info
+        return {
+            "polar": polar.__version__,
+            "engine": engine.kind,
+            "engine_version": engine.version,
+            "engine_url": engine.url,
+            "model": engine.model,
+            "harness": self._parts.harness.name,
+            "harness_version": self._parts.installed.version,
+            "evaluator": self.task.evaluator.strategy,
+            "config_digest": hashlib.sha256(to_json(self.task)).hexdigest(),
+            "started_at": self._started,
+            "ended_at": time.time(),
+        }
+
+    def _make_result(self, trajectory: Trajectory) -> SessionResult:
+        return SessionResult(
+            session_id=self.record.session_id,
+            task_id=self.task.task_id,
+            attempt=self.record.attempt,
+            status=self.status,
+            trajectory=trajectory,
+            timing={name: round(seconds, 3) for name, seconds in self.timing.items()},
+            error=self.error,
+            metadata=dict(self.task.metadata),
+        )
+
+    async def _end(self, result: SessionResult) -> None:
+        ended = msgspec.structs.replace(
+            self.record, state=self.status, error=self.error, updated_at=time.time()
+        )
+        await self._node.store.finish_session(ended, result)
+        self.record = ended
+        await self.release()
+        self._on_change(ended)
+
+    # ---- at any time -------------------------------------------------------------------------------------
+
+    def fail(self, error: str) -> None:
+        """A stage could not go on: the session will end as ERROR with this line."""
+        self._fail(error)
+
+    async def release(self) -> None:
+        """Let go of the runtime and the endpoint. Safe to call twice, and at any stage."""
+        if self._live is not None:
+            await self._node.gateway.close(self._live)
+            self._node.gateway.forget(self._live)
+        if self._listener is not None:
+            await self._node.server.release(self._listener)
+            self._listener = None
+        if self._runtime is not None:
+            await self._runtime.close()
+
+    def _fail(self, error: str | None) -> None:
+        if error is not None:
+            self.status = "ERROR"
+            self.error = error
+
+    async def _enter(self, state: SessionState) -> None:
+        self.record = msgspec.structs.replace(self.record, state=state, updated_at=time.time())
+        await self._node.store.put_session(self.record)
+        self._on_change(self.record)
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timing[stage] = time.monotonic() - begin
+
+    def _budget(self, stage: str, seconds: float) -> _Budget:
+        return _Budget(stage, seconds)
+
+
+class _Budget:
+    """A time limit that says which stage ran over it."""
+
+    def __init__(self, stage: str, seconds: float) -> None:
+        self._stage, self._seconds = stage, seconds
+        self._timeout = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self._timeout.__aexit__(*error)
+        except TimeoutError:
+            raise PolarError(f"{self._stage} took longer than its {self._seconds:g} s") from None
+
+
+def last_words(result: ExecResult, limit: int = 300) -> str:
+    """The end of what a command said, on one line."""
+    for path in (result.stderr, result.stdout):
+        with suppress(OSError):
+            text = " ".join(path.read_bytes()[-4096:].decode(errors="replace").split())
+            if text:
+                return text[-limit:]
+    return "no output"
+
+
+def _ended(result: ExecResult) -> str:
+    return "timed out" if result.timed_out else f"failed with exit code {result.exit_code}"

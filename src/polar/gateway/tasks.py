@@ -1,0 +1,101 @@
+"""Tasks on one node: their sessions made, or taken up again where an earlier run was cut off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from polar.config import session_id
+from polar.contract.errors import UsageError
+from polar.contract.result import TERMINAL_STATES
+from polar.contract.task import TaskRequest
+from polar.evaluators import make_evaluator
+from polar.gateway.lifecycle import Pools, run_sessions
+from polar.gateway.node import Node
+from polar.gateway.session_run import OnChange, Parts, SessionRun
+from polar.harnesses import make_harness
+from polar.runtimes import backend
+from polar.store.base import SessionRecord, StoreConflict
+from polar.trajectories import make_builder
+
+MAX_ATTEMPTS = 3
+"""How often a session is begun before it counts as an error of its own."""
+
+
+async def make_parts(task: TaskRequest, *, sandbox: str = "bubblewrap", allow_import: bool = False) -> Parts:
+    """Everything a task names, looked up before anything starts.
+
+    Raises:
+        UsageError: a part is unknown, not installed or does not work on this host.
+    """
+    harness = make_harness(task.agent, allow_import=allow_import)
+    installed = harness.find()
+    if installed is None:
+        raise UsageError(f"harness {harness.name} is not installed: {harness.install_hint}")
+    make_builder(task.builder, allow_import)
+    evaluator = make_evaluator(task.evaluator, allow_import=allow_import)
+    runtimes = backend(task.runtime.backend, sandbox=sandbox)
+    probe = await runtimes.probe()
+    if not probe.ok:
+        raise UsageError(f"sandbox: {probe.detail}{f': {probe.fix}' if probe.fix else ''}")
+    return Parts(
+        harness=harness, installed=installed, runtimes=runtimes, evaluator=evaluator, allow_import=allow_import
+    )
+
+
+async def run_tasks(
+    node: Node,
+    tasks: Sequence[tuple[TaskRequest, Parts]],
+    *,
+    pools: Pools,
+    on_change: OnChange = lambda _: None,
+) -> None:
+    """Run what is left of these tasks: sessions that ended before stay as they are, sessions that were cut
+    off are begun again as a new attempt.
+
+    Raises:
+        UsageError: the store has another task of the same id.
+    """
+    runs: list[SessionRun] = []
+    for task, parts in tasks:
+        try:
+            await node.store.put_task(task)
+        except StoreConflict:
+            raise UsageError(
+                f"another task {task.task_id!r} was run here before: take another --out or another task_id"
+            ) from None
+        runs += [
+            SessionRun(node, task, record, parts, on_change) for record in await _open_sessions(node, task)
+        ]
+        for record in await node.store.sessions(task.task_id):
+            on_change(record)
+    exhausted = [run for run in runs if run.record.attempt > MAX_ATTEMPTS]
+    for run in exhausted:
+        run.fail(f"attempts exhausted: cut off {MAX_ATTEMPTS} times")
+        await run.finish()
+    await run_sessions([run for run in runs if run not in exhausted], pools)
+
+
+async def _open_sessions(node: Node, task: TaskRequest) -> list[SessionRecord]:
+    """The sessions of a task that have not ended, registered on disk; each under a fresh attempt."""
+    known = {record.session_id: record for record in await node.store.sessions(task.task_id)}
+    now = time.time()
+    records: list[SessionRecord] = []
+    for sample in range(task.num_samples):
+        name = session_id(task, sample)
+        earlier = known.get(name)
+        if earlier is None:
+            record = SessionRecord(
+                session_id=name, task_id=task.task_id, sample_index=sample, created_at=now, updated_at=now
+            )
+        elif earlier.state in TERMINAL_STATES:
+            continue
+        else:
+            record = msgspec.structs.replace(
+                earlier, attempt=earlier.attempt + 1, state="REGISTERED", updated_at=now, error=None
+            )
+        await node.store.put_session(record)
+        records.append(record)
+    return records

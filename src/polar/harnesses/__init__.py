@@ -1,0 +1,50 @@
+"""Harnesses: agent programs as they are. One file each, and one line here."""
+
+from __future__ import annotations
+
+from polar.contract.errors import UsageError
+from polar.contract.task import AgentSpec
+from polar.harnesses import custom
+from polar.harnesses.base import Endpoint, Harness, Installed, Plan
+from polar.harnesses.mini_swe_agent import MiniSweAgent
+from polar.harnesses.pi import Pi
+from polar.harnesses.plans import standard_env
+from polar.harnesses.shell import Shell
+
+__all__ = ["Endpoint", "Harness", "Installed", "Plan", "by_name", "make_harness", "names", "standard_env"]
+
+HARNESSES: dict[str, type[Harness]] = {"shell": Shell, "pi": Pi, "mini-swe-agent": MiniSweAgent}
+
+
+def names() -> tuple[str, ...]:
+    """Every harness that comes with Polar."""
+    return tuple(HARNESSES)
+
+
+def by_name(name: str) -> Harness:
+    """A harness that comes with Polar.
+
+    Raises:
+        UsageError: there is none of that name; the message lists them.
+    """
+    try:
+        return HARNESSES[name.replace("_", "-")]()
+    except KeyError:
+        raise UsageError(f"harness {name!r} is not known: there are {', '.join(HARNESSES)}") from None
+
+
+def make_harness(agent: AgentSpec, *, allow_import: bool = False) -> Harness:
+    """The harness of an agent spec: by name, by import path, or ``shell`` for a bare ``custom_shell``.
+
+    Raises:
+        UsageError: none or two are named, or the one named is not known or not allowed.
+    """
+    if agent.harness is not None and agent.import_path is not None:
+        raise UsageError("agent has both harness and import_path: leave one out")
+    if agent.import_path is not None:
+        return custom.load(agent.import_path, allow_import=allow_import)
+    if agent.harness is not None:
+        return by_name(agent.harness)
+    if agent.custom_shell is not None:
+        return Shell()
+    raise UsageError(f"agent names no harness: there are {', '.join(HARNESSES)}")

@@ -1,0 +1,186 @@
+"""The renderer for any chat template, which proves each bridge on the spot or declines it.
+
+The proof. Let F be the template's text of the new conversation, and P that of the earlier prompt, known by
+its length and digest. F must begin with P. After it stands what the template makes of the earlier reply, up
+to a control token that ends the turn; read back with the model's own parser this must be the recorded reply,
+and so must the sampled ids themselves. Then the template has dropped and rewritten nothing, and what it
+appends after the reply is the text from that control token on. Its ids depend on nothing before it, because
+the tokenizer cuts the text at control tokens. So the bridge is: earlier ids, sampled ids, ids of that text
+(less the control token, if the model has sampled it itself).
+
+A control token in F is always the template's own: those in client text are marked (``tokenizer.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from polar.contract.arrays import Ids
+from polar.contract.chat import Chat, Message
+from polar.rendering.base import Declined, Prompt, RenderError, Turn
+from polar.rendering.detect import family
+from polar.rendering.messages import conversation, tool_objects
+from polar.rendering.parsers import THINK, NewId, random_id, read, same_reply
+from polar.rendering.reader import TemplateReader
+from polar.rendering.template import ChatTemplate
+from polar.rendering.tokenizer import Tokenizer, load_stop_ids, unmark
+from polar.rendering.traits import probe
+
+
+class PromptState(msgspec.Struct, frozen=True, array_like=True):
+    """What a bridge must know of the prompt before it: the text's length and digest, digests of tools and
+    template arguments, the template's clock (Unix seconds; a conversation keeps the one it began with),
+    whether the prompt has opened the thinking and whether calls are read."""
+
+    length: int
+    digest: bytes
+    tools: bytes
+    args: bytes
+    now: float
+    opened: bool
+    calls: bool
+
+
+class TemplateRenderer:
+    """A ``Renderer`` over a tokenizer and a chat template.
+
+    Args:
+        stop_ids: ids that end a reply, beside the ends of turn that the template itself writes.
+        parser: the reply parser's name, instead of the one that reads the template's calls.
+        new_id: makes tool call ids.
+        clock: Unix seconds, for templates that write the date.
+
+    Raises:
+        UsageError: there is no such parser.
+        RenderError: the template can't render one user message.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        parser: str | None = None,
+        new_id: NewId = random_id,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.traits = probe(template, tokenizer)
+        ends = {tokenizer.token_id(text) for text in self.traits.turn_ends}
+        self.stop_ids = stop_ids | frozenset(end for end in ends if end is not None)
+        stops = [text for stop in self.stop_ids if (text := tokenizer.token_text(stop))]
+        self.tokenizer = Tokenizer(tokenizer.raw, control=stops)
+        self.family = family(template, self.traits, parser)
+        self._template = template
+        self._new_id = new_id
+        self._clock = clock
+
+    @classmethod
+    def load(cls, folder: Path, *, parser: str | None = None, template: str | None = None) -> TemplateRenderer:
+        """The renderer of a model folder; ``template`` is Jinja text to use instead of the folder's.
+
+        Raises:
+            UsageError: the folder lacks a tokenizer or a template, or they can't be read.
+        """
+        tokenizer = Tokenizer.load(folder)
+        chat_template = ChatTemplate.load(folder, template)
+        return cls(tokenizer, chat_template, stop_ids=load_stop_ids(folder, tokenizer), parser=parser)
+
+    def render(self, chat: Chat) -> Prompt:
+        """The whole conversation, with the generation prompt."""
+        now = self._clock()
+        text = self._text(chat, now)
+        return Prompt(self.tokenizer.encode_array(text), self._state(chat, text, now))
+
+    def bridge(self, turn: Turn, chat: Chat) -> Prompt | Declined:
+        """The next prompt, or why there is none by this way."""
+        state = turn.prompt.state
+        if not isinstance(state, PromptState):
+            return Declined("no_state")
+        try:
+            text = self._text(chat, state.now)
+        except RenderError:
+            return Declined("template_refuses")
+        after = self._state(chat, text, state.now)
+        if len(text) < state.length or _digest(text[: state.length]) != state.digest:
+            return Declined(_why(state, after))
+        reply = chat.messages[turn.messages - 1]
+        tail = self._tail(state, turn.response_ids, reply, text)
+        if isinstance(tail, Declined):
+            return tail
+        return Prompt(np.concatenate([turn.prompt.ids, turn.response_ids, tail]), after)
+
+    def reader(self, chat: Chat, prompt: Prompt) -> TemplateReader:
+        """A reader for the reply to a prompt of this renderer."""
+        state = prompt.state
+        parser = self.family.parser(self._new_id, tools=state.calls, opened=state.opened)
+        return TemplateReader(self.tokenizer, parser, stop_ids=self.stop_ids, stop=chat.sampling.stop)
+
+    def _text(self, chat: Chat, now: float) -> str:
+        protect = self.tokenizer.protect
+        messages = conversation(chat.messages, self.traits, protect)
+        tools = protect(tool_objects(chat.tools))
+        return self._template.text(messages, tools, protect(chat.template_args), now=now)
+
+    def _state(self, chat: Chat, text: str, now: float) -> PromptState:
+        return PromptState(
+            length=len(text),
+            digest=_digest(text),
+            tools=_digest_json(chat.tools),
+            args=_digest_json(chat.template_args),
+            now=now,
+            opened=self.family.thinking and text.rstrip().endswith(THINK),
+            calls=bool(chat.tools) and chat.tool_choice != "none",
+        )
+
+    def _tail(self, state: PromptState, response: Ids, reply: Message, text: str) -> Ids | Declined:
+        """Ids of what follows the sampled ids."""
+        sampled_end = int(response[-1]) if len(response) and int(response[-1]) in self.stop_ids else None
+        end, place = self._turn_end(text, state.length, sampled_end)
+        if place < 0:
+            return Declined("no_turn_end")
+        if not self._says(state, unmark(text[state.length : place]), reply):
+            return Declined("template_rewrites_history")
+        sampled = response if sampled_end is None else response[:-1]
+        if not self._says(state, self.tokenizer.decode(sampled.tolist()), reply):
+            return Declined("reply_not_as_sampled")
+        ids = self.tokenizer.encode_array(text[place:])
+        if int(ids[0]) != self.tokenizer.token_id(end):
+            return Declined("no_turn_end")
+        return ids if sampled_end is None else ids[1:]
+
+    def _turn_end(self, text: str, start: int, sampled_end: int | None) -> tuple[str, int]:
+        """The token that ends the reply's turn in the text, and its place (-1: none): the token that the model
+        ended it with, else (cut off, aborted) the first of those that the template ends turns with."""
+        ends = self.traits.turn_ends
+        if sampled_end is not None:
+            ends = tuple(filter(None, [self.tokenizer.token_text(sampled_end)]))
+        places = [(place, end) for end in ends if (place := text.find(end, start)) >= 0]
+        place, end = min(places, default=(-1, ""))
+        return end, place
+
+    def _says(self, state: PromptState, text: str, reply: Message) -> bool:
+        """Whether this text, read as a reply, is that message."""
+        parser = self.family.parser(str, tools=state.calls, opened=state.opened)
+        return same_reply(read(parser, text), reply)
+
+
+def _why(before: PromptState, after: PromptState) -> str:
+    if before.tools != after.tools:
+        return "tools_changed"
+    return "template_args_changed" if before.args != after.args else "template_rewrites_history"
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _digest_json(value: Any) -> bytes:
+    return hashlib.blake2b(msgspec.json.encode(value), digest_size=16).digest()

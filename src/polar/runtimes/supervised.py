@@ -1,0 +1,275 @@
+"""The gateway's end of a sandbox's first process (``supervisor.py``): start it, have it run commands, end it.
+
+Both local backends are this, with different walls around it, so that commands, their output, time limits and
+endings behave the same with walls and without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from polar.contract.runtime import RuntimeFailure
+from polar.contract.task import RuntimeSpec
+
+SCRIPT = Path(__file__).with_name("supervisor.py")
+START_SECONDS = 30.0
+END_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a sandbox may use. ``cpus`` and ``memory`` (bytes) are ``None`` where there is no limit."""
+
+    processes: int = 4096
+    output: int = 64 << 20
+    cpus: float | None = None
+    memory: int | None = None
+
+    def of(self, spec: RuntimeSpec) -> Limits:
+        """These limits with what a task says."""
+        return replace(self, cpus=spec.cpus, memory=None if spec.memory_mb is None else spec.memory_mb << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended; ``reason`` says which limit ended it, if one did."""
+
+    exit_code: int
+    timed_out: bool
+    reason: str | None = None
+
+
+def interpreter() -> Path:
+    """The bare Python that runs the supervisor: the one behind this process, outside any venv."""
+    return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
+
+
+@functools.cache
+def _spawner() -> ThreadPoolExecutor:
+    """One thread that lives as long as this process: a sandbox dies with the *thread* that started it."""
+    return ThreadPoolExecutor(1, thread_name_prefix="polar-sandbox")
+
+
+class Supervised:
+    """A running supervisor."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], control: socket.socket, limits: Limits, *, walled: bool
+    ) -> None:
+        self._process, self._control, self._limits, self._walled = process, control, limits, walled
+        self._first: int | None = None
+        self.listener: socket.socket | None = None
+        self.port: int | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        walls: Sequence[str],
+        *,
+        script: str,
+        env: Mapping[str, str],
+        limits: Limits,
+        port: int | None,
+        log: Path,
+    ) -> Supervised:
+        """Start the supervisor behind ``walls`` (a command line that runs the rest of it inside).
+
+        Args:
+            script: where ``supervisor.py`` is, as the inside sees it.
+            port: loopback port of the listener to make inside; ``None`` for none.
+            log: gets what the walls say when they can't be built.
+
+        Raises:
+            RuntimeFailure: it did not come up; the message has the last words.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        config = json.dumps({"cpus": choose_cpus(limits.cpus), "port": port, "limits": _sampled(limits)})
+        python = [str(interpreter()), "-I", "-S", "-B", "-X", "utf8", script, str(theirs.fileno()), config]
+
+        def spawn() -> subprocess.Popen[bytes]:
+            with theirs, log.open("wb") as out:
+                return subprocess.Popen(
+                    [*walls, *python],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env=dict(env),
+                    cwd="/",
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+
+        try:
+            process = await asyncio.get_running_loop().run_in_executor(_spawner(), spawn)
+        except BaseException as error:
+            ours.close()
+            if isinstance(error, OSError):
+                raise RuntimeFailure(f"the sandbox can't be started: {error}") from error
+            raise
+        new = cls(process, ours, limits, walled=bool(walls))
+        new.port = port
+        try:
+            await new._ready()
+        except BaseException as error:
+            await new.kill()
+            if isinstance(error, (ConnectionError, TimeoutError)):
+                raise RuntimeFailure(f"the sandbox did not start: {last_words(log) or 'no message'}") from error
+            raise
+        return new
+
+    async def _ready(self) -> None:
+        readable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._control, _settle, readable)
+        try:
+            await asyncio.wait_for(readable, START_SECONDS)
+        finally:
+            loop.remove_reader(self._control)
+        word, fds, _, _ = socket.recv_fds(self._control, 16, 2)
+        if word != b"ready":
+            raise ConnectionError
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._first = fds[0]
+        if len(fds) > 1:
+            self.listener = socket.socket(fileno=fds[1])
+            self.listener.setblocking(False)
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        timeout: float,
+        stdout: Path,
+        stderr: Path,
+    ) -> Ended:
+        """Run one command. At the timeout, and when this call is cancelled, everything inside is ended.
+
+        Raises:
+            RuntimeFailure: the sandbox is gone, or has no process to give.
+        """
+        request = {"argv": list(argv), "env": dict(env), "cwd": cwd, "cap": self._limits.output}
+        with self._order(request, stdout, stderr) as answer:
+            try:
+                async with asyncio.timeout(timeout):
+                    reply = await _reply(answer)
+            except TimeoutError:
+                await self.end_commands()
+                return Ended(-signal.SIGKILL, timed_out=True)
+            except BaseException:
+                await asyncio.shield(self.end_commands())
+                raise
+        if reply is None:
+            return Ended(-signal.SIGKILL, timed_out=False, reason="the sandbox was killed")
+        if "error" in reply:
+            raise RuntimeFailure(f"the sandbox can't run {argv[0]}: {reply['error']}")
+        return Ended(int(reply["exit"]), timed_out=False, reason=reply.get("reason"))
+
+    def _order(self, request: dict[str, Any], stdout: Path, stderr: Path) -> socket.socket:
+        memory = os.memfd_create("request", os.MFD_CLOEXEC)
+        with open(memory, "wb+", buffering=0) as file, stdout.open("wb") as out, stderr.open("wb") as err:
+            file.write(json.dumps(request).encode())
+            file.seek(0)
+            return self._send(b"x", [file.fileno()], [out.fileno(), err.fileno()])
+
+    async def end_commands(self) -> None:
+        """End every command inside; the sandbox itself stays, unless it does not do as told."""
+        if not await self._ended_when_told():
+            await self._destroy()
+
+    async def kill(self) -> None:
+        """End the sandbox and every process in it. When this returns, they are gone."""
+        if not self._walled:  # without walls its processes don't die with it
+            await self._ended_when_told()
+        await self._destroy()
+
+    async def _ended_when_told(self) -> bool:
+        with contextlib.suppress(TimeoutError, RuntimeFailure), self._send(b"k", [], []) as answer:
+            async with asyncio.timeout(END_SECONDS):
+                return await _reply(answer) is not None
+        return False
+
+    def _send(self, word: bytes, before: list[int], after: list[int]) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            with theirs:
+                socket.send_fds(self._control, [word], [*before, theirs.fileno(), *after])
+        except OSError as error:
+            ours.close()
+            raise RuntimeFailure("the sandbox is gone: it was killed or closed before this command") from error
+        return ours
+
+    async def _destroy(self) -> None:
+        process = self._process
+        if self._first is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
+            os.close(self._first)
+            self._first = None
+        elif process.poll() is None:
+            process.kill()
+        self._control.close()
+        if process.poll() is None:
+            await asyncio.to_thread(process.wait)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _sampled(limits: Limits) -> dict[str, int]:
+    return {"processes": limits.processes} | ({"memory": limits.memory} if limits.memory else {})
+
+
+async def _reply(answer: socket.socket) -> dict[str, Any] | None:
+    """The supervisor's answer; ``None`` when it died without one."""
+    try:
+        data = await asyncio.get_running_loop().sock_recv(answer, 1 << 16)
+        return json.loads(data) if data else None
+    except (ConnectionError, ValueError):
+        return None
+
+
+_next_cpu = 0
+
+
+def choose_cpus(cpus: float | None) -> list[int]:
+    """Cores for one sandbox, rounded up, taken in turn so that sandboxes spread over the machine."""
+    global _next_cpu
+    if cpus is None:
+        return []
+    mine = sorted(os.sched_getaffinity(0))
+    count = min(len(mine), max(1, int(-(-cpus // 1))))
+    chosen = [mine[(_next_cpu + i) % len(mine)] for i in range(count)]
+    _next_cpu += count
+    return chosen
+
+
+def last_words(log: Path, limit: int = 400) -> str:
+    """The last line or so of a log, as one line."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 4096))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-3:])[-limit:]

@@ -1,0 +1,77 @@
+"""A session's completions to its trajectory, with the report that says what became of each of them.
+
+The trajectory is built before it is scored (evaluators look at it), so the evaluation is a step of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from polar.contract.arrays import to_plain
+from polar.contract.completion import Completion
+from polar.contract.result import Trace, Trajectory
+from polar.contract.task import BuilderSpec
+from polar.trajectories import make_builder, rewards
+
+
+def assemble(
+    completions: Sequence[Completion],
+    builder: BuilderSpec,
+    *,
+    status: Literal["COMPLETED", "TIMEOUT", "ERROR"] = "COMPLETED",
+    error: str | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    allow_import: bool = False,
+) -> Trajectory:
+    """The trajectory of one session attempt, without rewards.
+
+    ``metadata["merge_factor"]`` is how many trained completions a trace has on average (0.0 without traces).
+
+    Raises:
+        UsageError: no such builder, or a config that it does not take.
+        PolarError: a completion builds on one that is not there.
+    """
+    traces, reconstruction = make_builder(builder, allow_import).build(completions)
+    trained = sum(len(trace.completion_ids) for trace in traces)
+    shown = _representative(completions, traces)
+    return Trajectory(
+        status=status,
+        traces=traces,
+        error=error,
+        metadata={
+            "builder": builder.strategy,
+            "api_type": shown.dialect if shown else None,
+            "model_requested": shown.model_requested if shown else None,
+            "model_used": shown.model_used if shown else None,
+            "record_count": len(completions),
+            "trace_count": len(traces),
+            "merge_factor": trained / len(traces) if traces else 0.0,
+            "reconstruction": to_plain(reconstruction),
+            "provenance": dict(provenance or {}),
+        },
+    )
+
+
+def record_evaluation(
+    trajectory: Trajectory,
+    *,
+    outcome_reward: float | None = None,
+    trace_rewards: Sequence[float] | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+) -> None:
+    """Set the rewards and ``metadata["evaluation"]`` of a trajectory in place.
+
+    Raises:
+        ValueError: ``trace_rewards`` has not one reward for each trace.
+    """
+    rewards.assign(trajectory.traces, outcome_reward, trace_rewards)
+    trajectory.metadata["evaluation"] = {**(evaluation or {}), "outcome_reward": outcome_reward}
+
+
+def _representative(completions: Sequence[Completion], traces: Sequence[Trace]) -> Completion | None:
+    """The completion whose dialect and models stand for the session: the first that main trains, else the
+    first of all."""
+    main = next((trace.completion_ids[0] for trace in traces if trace.role == "main"), None)
+    ordered = sorted(completions, key=lambda completion: completion.seq)
+    return next((c for c in ordered if c.completion_id == main), ordered[0] if ordered else None)

@@ -1,0 +1,119 @@
+"""Engines that fail, lie or leave things out: the harness gets an error it understands or a reply, and the
+record says what happened."""
+
+from __future__ import annotations
+
+import aiohttp
+import openai
+import pytest
+
+from tests.gateway.conftest import World
+from tests.support.script import Step
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+async def ask(world: World, **options: object) -> openai.types.chat.ChatCompletion:
+    return await world.client().chat.completions.create(model="m", messages=MESSAGES, **options)
+
+
+@pytest.mark.parametrize(
+    ("status", "seen"), [(400, 400), (429, 503), (503, 503), (500, 502)], ids=lambda value: str(value)
+)
+@pytest.mark.parametrize("mode", ["tito", "chat"])
+async def test_an_engine_error_keeps_its_kind(make_world, mode, status, seen) -> None:
+    """C8: what is final stays final, what may pass can be tried again."""
+    world: World = await make_world([Step(status=status, error="the engine says no")], mode=mode)
+    with pytest.raises(openai.APIStatusError) as caught:
+        await ask(world)
+    assert caught.value.status_code == seen
+    assert "the engine says no" in str(caught.value)
+    [completion] = await world.recorded(1)
+    assert completion.outcome == "engine_error"
+    assert "the engine says no" in (completion.detail or "")
+
+
+@pytest.mark.parametrize("mode", ["tito", "chat"])
+async def test_a_stream_that_the_engine_cuts_ends_hard_and_never_like_an_answer(make_world, mode) -> None:
+    world: World = await make_world([Step(text="one two three four five", cut_after=2)], mode=mode)
+    body = {"model": "m", "messages": MESSAGES, "stream": True}
+    headers = {"authorization": f"Bearer {world.session.key}"}
+    received = b""
+    async with aiohttp.ClientSession(headers=headers) as http:
+        async with http.post(f"{world.node.server.url}/v1/chat/completions", json=body) as response:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                async for piece in response.content.iter_any():
+                    received += piece
+    assert b"[DONE]" not in received
+    assert b'"error"' in received
+    [completion] = await world.recorded(1)
+    assert completion.outcome == "engine_error"
+    assert len(completion.response_ids) == 2
+
+
+async def test_a_reply_without_token_ids_fails_at_once_and_names_field_and_url(make_world) -> None:
+    """A2, A4: never trained silently, never an empty group: the first reply says what is missing."""
+    world: World = await make_world(lambda _: Step(text="Fine.", omit_token_ids=True), mode="chat")
+    with pytest.raises(openai.APIStatusError) as caught:
+        await ask(world)
+    assert "token_ids" in str(caught.value)
+    assert world.node.engine.info.url in str(caught.value)
+    [completion] = await world.recorded(1)
+    assert completion.outcome == "no_token_ids"
+    assert "token_ids" in (world.session.broken or "")
+
+
+async def test_ids_are_understood_when_logprobs_carry_them(make_world) -> None:
+    """A3."""
+    world: World = await make_world([Step(text="Fine.", omit_token_ids=True, ids_in_logprobs=True)], mode="chat")
+    await ask(world)
+    [completion] = await world.recorded(1)
+    assert completion.outcome == "ok"
+    assert completion.response_ids.tolist() == world.model.log.generations[0].sampled_ids
+
+
+@pytest.mark.parametrize("fault", ["omit", "null", "nan", "inf", "sentinel", "bool"])
+async def test_a_logprob_that_is_none_serves_the_harness_and_is_not_trained(make_world, fault) -> None:
+    """A8."""
+    world: World = await make_world([Step(text="Fine.", logprobs=fault)], mode="chat")
+    assert (await ask(world)).choices[0].message.content == "Fine."
+    [completion] = await world.recorded(1)
+    assert completion.outcome == "logprob_missing"
+
+
+async def test_ids_that_a_streaming_parser_lost_are_noticed(make_world) -> None:
+    """A1: fewer ids than usage counts."""
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    world: World = await make_world([Step(text=call, drop_empty_deltas=True)], mode="chat")
+    tools = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
+    stream = await ask(world, tools=tools, stream=True)
+    names = [c.function.name async for chunk in stream for ch in chunk.choices for c in ch.delta.tool_calls or ()]
+    assert "bash" in names
+    [completion] = await world.recorded(1)
+    assert completion.outcome == "token_mismatch"
+
+
+async def test_usage_that_contradicts_the_ids_is_noticed(make_world) -> None:
+    world: World = await make_world([Step(text="Fine.", usage_extra=3)], mode="chat")
+    await ask(world)
+    [completion] = await world.recorded(1)
+    assert completion.outcome == "token_mismatch"
+    assert "usage counts" in (completion.detail or "")
+
+
+async def test_drifting_tokenization_splits_in_chat_mode_and_merges_in_tito_mode(make_world) -> None:
+    """What the engine sampled decodes to the text but is not how the text is tokenized."""
+    for mode, split in (("chat", "retokenized"), ("tito", None)):
+        world: World = await make_world([Step(text="x")], mode=mode)
+        letters = tuple(world.model.tokenizer.convert_tokens_to_ids(list("Paris")))
+        world.model.script.steps = [Step(text="Paris", ids=letters), Step(text="Done.")]
+        first = await ask(world)
+        assert first.choices[0].message.content == "Paris"
+        messages = [*MESSAGES, {"role": "assistant", "content": "Paris"}, {"role": "user", "content": "and?"}]
+        await world.client().chat.completions.create(model="m", messages=messages)
+        one, two = await world.completions()
+        assert two.parent_id == one.completion_id
+        assert two.split == split
+        assert world.prompt(two) == world.model.log.generations[1].context_ids
+        await world.node.close()
+        (world.folder / "polar.db").unlink()

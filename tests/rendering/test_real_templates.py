@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as RawTokenizer
 
 from polar.contract.chat import Chat, Message
 from polar.rendering.base import Declined, Prompt, RenderError
 from polar.rendering.generic import TemplateRenderer
+from polar.rendering.template import ChatTemplate
+from polar.rendering.tokenizer import Tokenizer
 from tests.rendering.conftest import RendererOf
 from tests.rendering.talk import WEATHER, Talk, hermes_call, result, system, user
 
@@ -24,7 +27,6 @@ LLAMA = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
 FAMILIES = [
     ("Qwen-Qwen2.5-7B-Instruct", "qwen3", IM_END, HERMES, "hermes", True, True, None),
     ("Qwen-Qwen3-0.6B", "qwen3", IM_END, HERMES, "hermes", True, True, False),
-    ("ibm-granite-granite-4.0", "llama3_1", "<|end_of_text|>", HERMES, "hermes", True, True, None),
     ("meta-llama-Llama-3.1-8B-Instruct", "llama3_1", EOT, LLAMA, "llama3_json", True, True, None),
     ("meta-llama-Llama-3.2-3B-Instruct", "llama3_1", EOT, LLAMA, "llama3_json", True, True, None),
     ("meta-llama-Llama-3.3-70B-Instruct", "llama3_1", EOT, LLAMA, "llama3_json", True, True, None),
@@ -146,17 +148,22 @@ def test_llama_content_beside_a_call_is_dropped_by_the_template_and_declined(ren
     assert got == Declined("template_rewrites_history")
 
 
-def test_a11_a_stop_token_that_opens_the_next_turn_stands_once(
-    renderer_of: RendererOf, assets: Any, glm: Callable[[], TemplateRenderer]
-) -> None:
-    renderer = glm()
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a11_a_stop_token_that_opens_the_next_turn_stands_once(assets: Path, tiny: Path, cut_off: bool) -> None:
+    """GLM's turns have no end of their own: a reply ends with the token that opens what comes next."""
+    raw = RawTokenizer.from_file(str(tiny / "tokenizer.json"))
+    raw.add_special_tokens(["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"])
+    tokenizer = Tokenizer(raw)
+    opener = tokenizer.token_id("<|user|>")
+    assert opener is not None
+    source = (assets / "templates" / "GLM-4.6.jinja").read_text(encoding="utf-8")
+    renderer = TemplateRenderer(tokenizer, ChatTemplate({"default": source}), stop_ids=frozenset({opener}))
+    assert set(renderer.traits.turn_ends) >= {"<|user|>", "<|observation|>"}
     talk = Talk(renderer, tools=())
     talk.ask(user("Hi"))
-    talk.sample("<think>Hm.</think>\nHello.<|user|>")
-    talk.messages[-1] = Message(role="assistant", content="Hello.", reasoning="Hm.")
+    text = "\n<think></think>\nHello."
+    talk.sample(text if cut_off else f"{text}<|user|>", finish="length" if cut_off else "stop")
     got = talk.go_on(user("Bye"))
-    if isinstance(got, Prompt):
-        opener = renderer.tokenizer.token_id("<|user|>")
-        assert got.ids.tolist().count(opener) == talk.full().count(opener)
-    else:
-        assert got.reason == "template_rewrites_history"
+    assert isinstance(got, Prompt)
+    assert got.ids.tolist().count(opener) == 2
+    assert got.ids.tolist() == talk.full()

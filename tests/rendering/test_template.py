@@ -139,14 +139,15 @@ def test_a_template_can_not_leave_its_sandbox(tokenizer: Tokenizer) -> None:
 
 def test_generation_blocks_loop_controls_and_json_without_html_escaping(tokenizer: Tokenizer) -> None:
     source = (
-        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}"
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+        "{% for m in messages %}{% break %}{{ m.content }}{% endfor %}"
         "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
     )
     tool = Tool(name="f", description="<é & 'x'>")
     text = said(tokenizer, source, [user("A"), user("B")], tools=(tool,))
-    assert text.startswith("A{")
+    assert text.startswith("AB{")
     function = {"name": "f", "description": "<é & 'x'>", "parameters": {"type": "object", "properties": {}}}
-    assert text[1:] == json.dumps({"type": "function", "function": function}, ensure_ascii=False)
+    assert text[2:] == json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 
 
 def test_template_arguments_reach_the_template(tokenizer: Tokenizer) -> None:

@@ -137,7 +137,10 @@ async def test_a_background_process_does_not_hold_a_command_up(make_any, walls):
 
 async def test_commands_of_one_sandbox_run_side_by_side(make_any, walls, tmp_path):
     box = await make_any(walls)
-    lines = {"a": "until test -e b; do sleep 0.02; done; touch a", "b": "touch b; until test -e a; do sleep 0.02; done"}
+    lines = {
+        "a": "until test -e b; do sleep 0.02; done; touch a",
+        "b": "touch b; until test -e a; do sleep 0.02; done",
+    }
     results = await asyncio.gather(
         *(box.runtime.exec(Command(line), timeout=20, logs=tmp_path, name=name) for name, line in lines.items())
     )

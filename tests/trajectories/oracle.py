@@ -35,6 +35,8 @@ def check_trace(gateway: ToyGateway, trace: Trace) -> None:
             assert tuple(full[:start]) == generation.context, "the engine had another context"
         else:
             start = len(trace.prompt_ids) + trace.metadata["replies"][index][1]
+            if index:
+                _check_spliced(gateway, trace, index, full)
         at = start - len(trace.prompt_ids)
         assert at >= 0
         _check_reply(trace, generation, at)
@@ -48,6 +50,16 @@ def check_trace(gateway: ToyGateway, trace: Trace) -> None:
     assert (trace.weight_versions[context] == -1).all()
     last = gateway.log[trace.completion_ids[-1]]
     assert trace.prompt_messages + trace.response_messages == last.conversation
+
+
+def _check_spliced(gateway: ToyGateway, trace: Trace, index: int, full: list[int]) -> None:
+    """Between two replies stands what the engine had after the end of the first one."""
+    replies = trace.metadata["replies"]
+    offset = len(trace.prompt_ids)
+    between = full[offset + replies[index - 1][2] : offset + replies[index][1]]
+    context = gateway.log[trace.completion_ids[index]].context
+    assert list(context[-len(between) :]) == between
+    assert context[-len(between) - 1] == gateway.log[trace.completion_ids[index - 1]].sampled[-1]
 
 
 def _check_reply(trace: Trace, generation: Generation, at: int) -> None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from polar.capture.match import Key, message_key, reasoning_agrees, repaired_calls_agree
-from polar.contract.arrays import Ids, common_prefix
+from polar.contract.arrays import NO_IDS, Ids, common_prefix
 from polar.contract.chat import Message
 from polar.contract.completion import Completion
 
@@ -34,6 +35,23 @@ class _Node:
         self.reply_of = reply_of
         self.children: dict[Key, list[_Node]] = {}
         self.last: Completion | None = reply_of
+
+
+class _Trail(NamedTuple):
+    """A way down the tree: a node, and the way that led to it (not a list each: branches share their start)."""
+
+    node: _Node
+    depth: int
+    before: _Trail | None
+
+    def nodes(self) -> list[_Node]:
+        """The nodes of this way below the root, from the top."""
+        path: list[_Node] = []
+        trail: _Trail | None = self
+        while trail is not None and trail.before is not None:
+            path.append(trail.node)
+            trail = trail.before
+        return path[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +105,7 @@ class SessionGraph:
 
     def attach(self, messages: Sequence[Message]) -> Attachment:
         """Find what a conversation continues."""
-        path = self._walk(self._root, messages, 0)
+        path = self._walk(messages)
         recorded = tuple(node.message for node in path if node.message is not None)
         canonical = recorded + tuple(messages[len(path) :])
         for depth in range(len(path), 0, -1):
@@ -172,6 +190,7 @@ class SessionGraph:
                 parts.append(completion.prompt_delta[:own])
                 keep = completion.shared
             completion_id = completion.base_id
+        parts.append(NO_IDS)  # a call without any ids has no pieces, and numpy joins nothing of nothing
         parts.reverse()
         return parts
 
@@ -189,20 +208,18 @@ class SessionGraph:
         child.last = completion
         return child
 
-    def _walk(self, node: _Node, messages: Sequence[Message], start: int) -> list[_Node]:
-        """The longest path from ``node`` that says ``messages[start:]``."""
-        path: list[_Node] = []
-        for index in range(start, len(messages)):
-            matches = self._matches(node, messages[index])
-            if not matches:
-                break
-            if len(matches) > 1 and index + 1 < len(messages):
-                return path + max(
-                    ([match, *self._walk(match, messages, index + 1)] for match in matches), key=len
-                )
-            node = matches[0]
-            path.append(node)
-        return path
+    def _walk(self, messages: Sequence[Message]) -> list[_Node]:
+        """The longest path from the root that says the start of these messages; of two, the likelier."""
+        best = trail = _Trail(self._root, 0, None)
+        waiting = [trail]
+        while waiting and best.depth < len(messages):
+            trail = waiting.pop()
+            if trail.depth > best.depth:
+                best = trail
+            if trail.depth < len(messages):
+                found = self._matches(trail.node, messages[trail.depth])
+                waiting += [_Trail(node, trail.depth + 1, trail) for node in reversed(found)]
+        return best.nodes()
 
     def _matches(self, node: _Node, message: Message) -> list[_Node]:
         """The children that are this message, the likeliest first."""

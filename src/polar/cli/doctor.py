@@ -18,7 +18,7 @@ import polar
 from polar.cli import options, screen
 from polar.contract.errors import PolarError
 from polar.engines import DEFAULT_MODEL, make_engine
-from polar.harnesses import HARNESSES
+from polar.harnesses import by_name, names
 from polar.harnesses.install import install
 from polar.runtimes import backend
 
@@ -73,9 +73,9 @@ def _engines() -> Iterator[Check]:
             "pip install 'polar[engine]' (torch: CPU build)",
         )
     else:
-        from polar.engines.models import model_folder
+        from polar.engines.models import packaged_folder
 
-        folder = model_folder(DEFAULT_MODEL)
+        folder = packaged_folder(DEFAULT_MODEL)
         known = f"{DEFAULT_MODEL} is here" if folder.is_dir() else f"{DEFAULT_MODEL} is fetched at first use"
         yield Check("embedded engine", True, known)
 
@@ -90,8 +90,8 @@ def _runtime() -> Check:
 
 def _harnesses() -> Iterator[Check]:
     node = shutil.which("node")
-    for name in HARNESSES:
-        harness = HARNESSES[name]()
+    for name in names():
+        harness = by_name(name)
         found = harness.find()
         if found is None:
             hint = harness.install_hint + ("" if node or name != "pi" else " (needs node 20 or later)")

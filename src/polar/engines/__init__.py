@@ -38,9 +38,8 @@ def make_engine(
         if url:
             raise UsageError("the embedded engine has no URL: leave out --engine-url, or name --engine openai")
         from polar.engines.local import LocalEngine
-        from polar.engines.models import ensure_model
 
-        return LocalEngine(ensure_model(model or DEFAULT_MODEL, progress))
+        return LocalEngine(model or DEFAULT_MODEL, progress=progress)
     if not url:
         raise UsageError(f"--engine {kind} needs --engine-url, such as http://127.0.0.1:8000")
     if mode == "tito":

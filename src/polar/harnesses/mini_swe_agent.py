@@ -40,7 +40,7 @@ class MiniSweAgent:
 
     name = "mini-swe-agent"
     pinned: str | None = "2.4.6"
-    install_hint = "polar doctor --fix"
+    install_hint = "polar doctor --fix mini-swe-agent"
 
     def find(self) -> Installed | None:
         mini = on_path("mini")

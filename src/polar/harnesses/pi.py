@@ -33,7 +33,7 @@ class Pi:
 
     name = "pi"
     pinned: str | None = "0.73.1"
-    install_hint = "polar doctor --fix"
+    install_hint = "polar doctor --fix pi"
 
     def find(self) -> Installed | None:
         if on_path("node") is None:

@@ -114,7 +114,7 @@ class FamilyRenderer:
     def _plain(self, chat: Chat) -> tuple[Any, list[dict[str, Any]], list[dict[str, Any]] | None]:
         """The package's renderer, messages and tools, control tokens in client text marked as such."""
         protect = self.tokenizer.protect
-        tools = [tool["function"] for tool in tool_objects(chat.tools)]
+        tools = tool_objects(chat.tools)
         messages = conversation(chat.messages, _TRAITS, protect)
         return self._inner(chat.template_args), messages, protect(tools) or None
 

@@ -139,7 +139,7 @@ def _call(body: str, scan: Scan, closed: bool) -> tuple[str, str] | None:
         start, end = scan.spans.get(key, (0, 0))
         return name, body[start:end]
     # Broken. The arguments are what stands after their key, less the object's own closing brace.
-    if key not in scan.spans:
+    if key not in scan.spans or scan.spans["name"] > scan.spans[key]:
         return None
     start, end = scan.spans[key]
     if body[end:].strip() in ("", "}") and scan.whole(key):

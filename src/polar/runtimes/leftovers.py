@@ -17,8 +17,15 @@ PARTS = ("root", "workspace", "home", "tmp", "forks")
 
 
 def claim(folder: Path) -> int:
-    """Mark a new sandbox's folder as owned; the lock lasts as long as the returned file is open."""
-    fd = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Mark a new sandbox's folder as owned; the lock lasts as long as the returned file is open.
+
+    Raises:
+        FileExistsError: the folder has a marker, or something with a name that a sandbox uses: not ours to remove.
+    """
+    for part in PARTS:
+        if os.path.lexists(folder / part):
+            raise FileExistsError(f"{part} is there already")
+    fd = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return fd
 

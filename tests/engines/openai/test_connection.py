@@ -108,6 +108,15 @@ async def test_a_kept_connection_that_dies_before_the_first_byte_is_tried_once_m
         assert wire.connections == 2
 
 
+async def test_a_kept_connection_that_resets_while_the_body_is_sent_is_tried_once_more(start: Start) -> None:
+    large = Chat(model="m", messages=(Message("user", "word " * 2_000_000),))
+    async with wire_server(GOOD, Reply(raw=b"", early=True), GOOD) as wire:
+        engine = await start(wire.url)
+        await call(engine)
+        assert ids(await call(engine, large)) == [5]
+        assert (wire.resets, len(wire.bodies)) == (1, 2)
+
+
 async def test_it_is_tried_only_once_more(start: Start) -> None:
     async with wire_server(DEAD, DEAD, GOOD) as wire:
         with pytest.raises(EngineError) as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,12 @@ def read(*events: dict[str, Any], require_token_ids: bool = True) -> list[ChatCh
     return [chunk for chunk in [*chunks, reader.finish()] if chunk is not None]
 
 
+def replay(name: str) -> list[ChatChunk]:
+    """A stream recorded from a real engine."""
+    data = (Path(__file__).parent / "recorded" / name).read_bytes()
+    return read(*[json.loads(event) for event in EventReader().feed(data) if event != b"[DONE]"])
+
+
 def test_a_streamed_reply_is_its_deltas_its_ids_and_at_the_end_the_whole_message() -> None:
     chunks = read(
         PROMPT,
@@ -64,6 +71,24 @@ def test_chunks_without_text_keep_their_ids_and_a_chunk_may_carry_several_or_non
     chunks = read(PROMPT, piece({}, [44, 19324, 79]), piece({"content": "lag"}, []), piece({}, [2], finish="stop"))
     assert ids(chunks) == [44, 19324, 79, 2]
     assert len(logprobs(chunks)) == 4
+
+
+def test_a_tool_call_as_vllm_streamed_it() -> None:
+    chunks = replay("vllm_0.32_tool_call.sse")
+    last = chunks[-1]
+    assert (len(prompt(chunks)), len(ids(chunks)), len(logprobs(chunks))) == (197, 30, 30)
+    assert ids(chunks)[:6] == [44, 19324, 79, 4350, 46, 198]
+    assert last.message is not None
+    (made,) = last.message.tool_calls
+    assert (made.name, made.arguments) == ("get_weather", '{\n  "city": {\n    "type": "string",')
+    assert last.finish_reason == "length"
+
+
+def test_a_reply_as_sglang_streamed_it() -> None:
+    chunks = replay("sglang_0.5.23_chat.sse")
+    assert (len(prompt(chunks)), ids(chunks), len(logprobs(chunks))) == (37, [504, 3575, 282], 3)
+    assert chunks[-1].message == Message("assistant", "The capital of")
+    assert (chunks[-1].finish_reason, chunks[-1].usage) == ("length", Usage(37, 3))
 
 
 def test_ids_are_read_from_logprob_tokens_where_the_field_is_missing() -> None:

@@ -22,6 +22,8 @@ class Reply:
     status: int = 200
     cut: bool = False
     """Close the connection after the last piece, without ending the body."""
+    early: bool = False
+    """Do it with only the request's head read: a connection reset, if there is much more."""
     raw: bytes | None = None
     """These bytes instead of a whole reply; then the connection closes."""
 
@@ -47,6 +49,7 @@ class Wire:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     connections: int = 0
+    resets: int = 0
     keep_alive: bool = True
     """Whether the connection goes on after GET."""
 
@@ -60,8 +63,12 @@ class Wire:
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:])}
+        is_get = head[0].startswith("GET")
+        if not is_get and self.replies[0].early:
+            self.resets += 1
+            return await _write(writer, self.replies.pop(0))
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-        if head[0].startswith("GET"):
+        if is_get:
             found = self.models if "/v1/models" in head[0] else {}
             return await _write(writer, whole(found, self.models_status), keep_alive=self.keep_alive)
         self.bodies.append(json.loads(body))

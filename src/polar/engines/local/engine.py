@@ -174,8 +174,8 @@ class LocalEngine:
             EngineError: the engine is closed or has failed.
         """
         worker, config = self._ready()
-        folder = Path(source) if isinstance(source, str | Path) else None
-        model = await asyncio.to_thread(_packed, source if folder is None else folder, config)
+        where = Path(source) if isinstance(source, str | Path) else source
+        model = await asyncio.to_thread(_packed, where, config)
         await asyncio.wrap_future(worker.load(model, version))
         self._version = version
 

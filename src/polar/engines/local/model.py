@@ -43,7 +43,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-class Attention(nn.Module):
+class Attention(nn.Module):  # type: ignore[misc]
     """Causal self-attention with grouped key/value heads over whole sequences."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
 
 
-class Mlp(nn.Module):
+class Mlp(nn.Module):  # type: ignore[misc]
     """SwiGLU."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -85,7 +85,7 @@ class Mlp(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]
     """One layer: attention and MLP, each behind a norm and around a residual."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -100,7 +100,7 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module):  # type: ignore[misc]
     """Embedding, layers, final norm."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -110,7 +110,7 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
 
-class CausalLM(nn.Module):
+class CausalLM(nn.Module):  # type: ignore[misc]
     """The whole model, float32. ``state_dict()`` has the names that a Hugging Face folder has."""
 
     def __init__(self, config: ModelConfig) -> None:

@@ -138,7 +138,7 @@ def _pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = torch.tensor(draws, dtype=torch.float64)[:, None] * cumulative[:, -1:]
     picked = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    return picked.clamp_(max=weights.shape[1] - 1).tolist()
+    return [int(column) for column in picked.clamp_(max=weights.shape[1] - 1).tolist()]
 
 
 def sample(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int], list[float]]:

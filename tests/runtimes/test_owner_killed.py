@@ -1,0 +1,72 @@
+"""The gateway is killed in the middle: no process outlives it, and the next start finds what it left on disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from polar.contract.task import RuntimeSpec
+from polar.runtimes import BubblewrapBackend, remove_leftovers
+from tests.runtimes.making import processes_with, until
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from polar.runtimes import backend
+from polar.contract.runtime import Command
+from polar.contract.task import RuntimeSpec
+
+async def main():
+    walls, folder, mark = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    box = await backend(sandbox=walls).create(RuntimeSpec(), folder=folder / "runtime")
+    line = f"setsid sh -c 'sleep 300; : {mark}' & (setsid setsid sh -c 'sleep 300; : {mark}' &); sleep 300"
+    await box.exec(Command(line), timeout=300, logs=folder, name="agent")
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+async def killed_owner(walls: str, tmp_path: Path) -> Path:
+    """A results folder in which a gateway ran a sandbox until it was killed."""
+    if walls == "bubblewrap" and not (probe := await BubblewrapBackend().probe()).ok:
+        pytest.skip(f"no bubblewrap here: {probe.detail}")
+    mark = f"polar-test-{uuid.uuid4().hex}"
+    folder = tmp_path / "results" / "session"
+    folder.mkdir(parents=True)
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, walls, str(folder), mark])
+    try:
+        await until(lambda: len([pid for pid in processes_with(mark) if pid != owner.pid]) >= 3)
+        family = psutil.Process(owner.pid).children(recursive=True)
+        assert len(family) >= 3
+    finally:
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait()
+    await until(lambda: not processes_with(mark))
+    await until(lambda: not any(process.is_running() for process in family))
+    return tmp_path / "results"
+
+
+async def test_nothing_runs_or_stays_mounted(killed_owner):
+    assert str(killed_owner) not in Path("/proc/self/mountinfo").read_text()
+    assert (killed_owner / "session" / "runtime" / "workspace").is_dir()
+
+
+async def test_the_next_start_removes_what_is_ownerless_and_nothing_else(killed_owner):
+    living = await BubblewrapBackend().create(RuntimeSpec(), folder=killed_owner / "living")
+    (killed_owner / "session" / "agent.stdout").write_text("a log")
+    try:
+        assert remove_leftovers(killed_owner) == 1
+        assert remove_leftovers(killed_owner) == 0
+        assert not (killed_owner / "session" / "runtime").exists()
+        assert (killed_owner / "session" / "agent.stdout").exists()
+        assert (killed_owner / "living" / "workspace").is_dir()
+    finally:
+        await living.close()

@@ -82,9 +82,7 @@ def renderer(folder: Path, **options: object) -> TemplateRenderer:
     """The renderer of a model folder, with ids that count."""
     tokenizer = Tokenizer.load(folder)
     stops = load_stop_ids(folder, tokenizer)
-    return TemplateRenderer(
-        tokenizer, ChatTemplate.load(folder), stop_ids=stops, new_id=counted_ids(), **options
-    )  # type: ignore[arg-type]
+    return TemplateRenderer(tokenizer, ChatTemplate.load(folder), stop_ids=stops, new_id=counted_ids(), **options)  # type: ignore[arg-type]
 
 
 def _fetch_tokenizer(home: Path, name: str, version: str) -> None:

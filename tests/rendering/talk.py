@@ -38,9 +38,7 @@ class Talk:
         self.prompt = self.renderer.render(self.chat())
         return self.prompt
 
-    def sample(
-        self, sampled: str | Sequence[int], finish: FinishReason = "stop", stop: Sequence[str] = ()
-    ) -> Reply:
+    def sample(self, sampled: str | Sequence[int], finish: FinishReason = "stop", stop: Sequence[str] = ()) -> Reply:
         """The model's reply, as text or ids. It is recorded."""
         assert self.prompt is not None
         tokens = self.renderer.tokenizer.encode(sampled) if isinstance(sampled, str) else list(sampled)  # type: ignore[attr-defined]

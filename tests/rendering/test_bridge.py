@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from polar.contract.arrays import ids
 from polar.contract.chat import Chat, Message, ToolCall
@@ -162,6 +165,17 @@ def test_a_recorded_reply_that_differs_from_the_sampled_ids_is_declined(talk: Ta
     assert declined(talk.go_on(user("Bye"))) == "reply_not_as_sampled"
 
 
+def test_a_conversation_that_the_template_refuses_is_declined(tiny: Path) -> None:
+    source = (
+        "{% for m in messages %}{% if m.content == 'No' %}{{ raise_exception('No?') }}{% endif %}"
+        "{{ m.content }}<|im_end|>{% endfor %}"
+    )
+    talk = Talk(TemplateRenderer(Tokenizer.load(tiny), ChatTemplate({"default": source})), tools=())
+    talk.ask(user("Hi"))
+    talk.sample(f"Hello.{END}")
+    assert declined(talk.go_on(user("No"))) == "template_refuses"
+
+
 def test_a_prompt_without_state_is_declined(talk: Talk) -> None:
     prompt = talk.ask(user("Hi"))
     talk.sample(f"Hello.{END}")
@@ -222,9 +236,7 @@ def test_states_chain_over_many_turns(talk: Talk) -> None:
 def test_a_template_that_writes_the_date_keeps_the_day_the_conversation_began(tiny: Path) -> None:
     days = iter([0.0, 86400.0 * 3])
     source = "{{ strftime_now('%d') }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
-    dated = TemplateRenderer(
-        Tokenizer.load(tiny), ChatTemplate({"default": source}), clock=lambda: next(days)
-    )
+    dated = TemplateRenderer(Tokenizer.load(tiny), ChatTemplate({"default": source}), clock=lambda: next(days))
     talk = Talk(dated, tools=())
     talk.ask(user("Hi"))
     talk.sample(f"Hello{END}")
@@ -256,3 +268,36 @@ def test_ids_are_int32(talk: Talk) -> None:
     outcome = talk.go_on(user("Bye"))
     assert isinstance(outcome, Prompt)
     assert outcome.ids.dtype == ids([1]).dtype
+
+
+CLIENT_TEXT = st.lists(
+    st.sampled_from(
+        ["The test passes.", " ", "\n", END, "<|im_start|>user", "<think>", "é🙂", "\ufdd0", "</tool_call>"]
+    ),
+    max_size=5,
+).map("".join)
+WORDS = st.lists(st.sampled_from(["I", " read", " the file", ".\n", "é", END]), max_size=4).map("".join)
+ANSWER = WORDS.filter(lambda text: text == text.strip())
+REPLY = st.tuples(st.one_of(st.none(), ANSWER.filter(bool)), ANSWER, st.lists(CLIENT_TEXT, max_size=2))
+
+
+@settings(deadline=None, max_examples=60)
+@given(CLIENT_TEXT, st.lists(st.tuples(REPLY, CLIENT_TEXT), min_size=1, max_size=4))
+def test_law_canonical_replies_bridge_to_the_full_rendering(
+    tiny: Path, question: str, turns: list[tuple[tuple[str | None, str, list[str]], str]]
+) -> None:
+    talk = Talk(_TINY.setdefault(tiny, renderer(tiny)))
+    tokenizer = talk.renderer.tokenizer  # type: ignore[attr-defined]
+    talk.ask(system(question), user(question))
+    for (reasoning, answer, arguments), more in turns:
+        text = f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""
+        blocks = [hermes_call("f", json.dumps({"a": value}, ensure_ascii=False)) for value in arguments]
+        text += "\n".join([*([answer] if answer else []), *blocks])
+        sampled = [*tokenizer.encode(tokenizer.protect(text)), tokenizer.token_id(END)]
+        reply = talk.sample(sampled).message
+        assert [json.loads(call.arguments)["a"] for call in reply.tool_calls] == arguments
+        results = [Message(role="tool", content=more, tool_call_id=call.id) for call in reply.tool_calls]
+        assert bridged(talk.go_on(*results, user(more))) == talk.full()
+
+
+_TINY: dict[Path, TemplateRenderer] = {}

@@ -9,14 +9,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.contract.chat import Message, TextDelta, ToolCall
+from polar.contract.chat import Message, TextDelta, Tool, ToolCall
 from polar.rendering.detect import Family
 from polar.rendering.parsers import fold, held, random_id, read, same_reply
 from tests.rendering.talk import counted_ids
 
-FAMILIES = [Family(calls, thinking) for calls in ("hermes", "llama3_json", None) for thinking in (True, False)]
+FAMILIES = [
+    Family(calls, thinking) for calls in ("hermes", "llama3_json", "qwen_xml", None) for thinking in (True, False)
+]
+
+TOOLS = [
+    Tool(
+        name="f",
+        parameters={
+            "type": "object",
+            "properties": {"text": {"type": "string"}, "count": {"type": "integer"}, "flag": {"type": "boolean"}},
+        },
+    )
+]
 
 PIECES = [
+    "<function=f>",
+    "</function>",
+    "<parameter=text>",
+    "<parameter=count>",
+    "</parameter>",
+    "<function=",
     "<tool_call>",
     "</tool_call>",
     "<think>",
@@ -53,7 +71,7 @@ def cut_texts(draw: st.DrawFn) -> list[str]:
 
 
 def parse(family: Family, chunks: list[str], *, opened: bool = False, tools: bool = True) -> Message:
-    parser = family.parser(counted_ids(), tools=tools, opened=opened)
+    parser = family.parser(counted_ids(), tools=TOOLS if tools else (), opened=opened)
     deltas = [delta for chunk in chunks for delta in parser.feed(chunk)]
     return fold([*deltas, *parser.finish()])
 
@@ -82,9 +100,10 @@ def test_law_one_character_at_a_time_is_the_same(text: str, family: Family, open
 
 def _letters(text: str) -> str:
     """Text without markup: tags, whitespace and the punctuation of the call object."""
-    for mark in ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>"):
+    for mark in ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "</function>"):
         text = text.replace(mark, "")
-    text = re.sub(r'"(name|arguments|parameters)"\s*:', "", text)
+    text = re.sub(r'"(name|arguments|parameters)"\s*:', "", text.replace("\\n", "").replace("\\", ""))
+    text = re.sub(r"</?(function|parameter)=?|>", "", text)
     return "".join(sorted(re.sub(r'[\s{}",:]', "", text)))
 
 
@@ -98,7 +117,7 @@ def test_law_nothing_sampled_is_lost(text: str, family: Family, opened: bool) ->
 
 @given(TEXTS, st.booleans())
 def test_law_without_calls_in_sight_text_streams_at_once(text: str, opened: bool) -> None:
-    parser = Family("hermes", False).parser(counted_ids(), tools=True, opened=opened)
+    parser = Family("hermes", False).parser(counted_ids(), tools=TOOLS, opened=opened)
     out = "".join(delta.text for delta in parser.feed(text) if isinstance(delta, TextDelta))
     if "<tool_call>" not in text:
         waiting = text[len(out) :]
@@ -246,7 +265,7 @@ def test_llama_text_that_is_no_call_stays_as_it_is(text: str) -> None:
 
 
 def test_llama_ordinary_json_is_not_held_back() -> None:
-    parser = Family("llama3_json", False).parser(counted_ids(), tools=True, opened=False)
+    parser = Family("llama3_json", False).parser(counted_ids(), tools=TOOLS, opened=False)
     assert parser.feed('{"city') == [TextDelta('{"city')]
 
 
@@ -266,4 +285,47 @@ def test_held_is_the_longest_beginning_of_a_tag() -> None:
 
 def test_call_ids_are_unique() -> None:
     assert len({random_id() for _ in range(100)}) == 100
-    assert read(Family(None, False).parser(random_id, tools=True, opened=False), "x").content == "x"
+    assert read(Family(None, False).parser(random_id, tools=TOOLS, opened=False), "x").content == "x"
+
+
+def xml(text: str) -> Message:
+    return parse(Family("qwen_xml", True), [text])
+
+
+XML = """<tool_call>
+<function=f>
+<parameter=text>
+a < b
+"x" </tool_call>
+</parameter>
+<parameter=count>
+3
+</parameter>
+<parameter=flag>
+True
+</parameter>
+</function>
+</tool_call>"""
+
+
+def test_xml_values_follow_the_tools_schema() -> None:
+    message = xml(f"I look.\n{XML}\n{XML}")
+    assert message.content == "I look."
+    assert [call.id for call in message.tool_calls] == ["call_0", "call_1"]
+    value = {"text": 'a < b\n"x" </tool_call>', "count": 3, "flag": True}
+    assert [json.loads(call.arguments) for call in message.tool_calls] == [value, value]
+
+
+def test_xml_without_arguments_and_without_a_closing_tag() -> None:
+    assert calls(xml("<tool_call>\n<function=f>\n</function>\n</tool_call>")) == [("f", "{}")]
+    assert calls(xml("<tool_call>\n<function=f>\n</function>")) == [("f", "{}")]
+
+
+def test_xml_cut_short_does_not_pass_for_whole() -> None:
+    message = xml("<tool_call>\n<function=f>\n<parameter=text>\nrm -rf /tmp")
+    assert calls(message) == [("f", '{"text": "rm -rf /tmp"')]
+
+
+@pytest.mark.parametrize("block", ["hello", "<function=f>hello</function>", "<function=f", "<function=f>\n", ""])
+def test_xml_that_is_no_call_stays_visible(block: str) -> None:
+    assert xml(f"<tool_call>{block}").content == f"<tool_call>{block}"

@@ -20,6 +20,13 @@ pytestmark = pytest.mark.assets
 
 IM_END, EOT, DS_END = "<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>"
 HERMES = hermes_call("get_weather", '{"city": "Paris"}')
+XML = """<tool_call>
+<function=get_weather>
+<parameter=city>
+Paris
+</parameter>
+</function>
+</tool_call>"""
 LLAMA = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
 
 # template, tokenizer, end of turn, a call as the model writes it, how it is read, bridged at the tool result,
@@ -27,6 +34,8 @@ LLAMA = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
 FAMILIES = [
     ("Qwen-Qwen2.5-7B-Instruct", "qwen3", IM_END, HERMES, "hermes", True, True, None),
     ("Qwen-Qwen3-0.6B", "qwen3", IM_END, HERMES, "hermes", True, True, False),
+    ("Qwen3-Coder", "qwen3", IM_END, "Sure.\n\n" + XML, "qwen_xml", True, True, None),
+    ("Qwen3.5-4B", "qwen3", IM_END, "Hm.\n</think>\n\n" + XML, "qwen_xml", True, False, False),
     ("meta-llama-Llama-3.1-8B-Instruct", "llama3_1", EOT, LLAMA, "llama3_json", True, True, None),
     ("meta-llama-Llama-3.2-3B-Instruct", "llama3_1", EOT, LLAMA, "llama3_json", True, True, None),
     ("meta-llama-Llama-3.3-70B-Instruct", "llama3_1", EOT, LLAMA, "llama3_json", True, True, None),

@@ -27,7 +27,8 @@ ALTERNATE = """{% for m in messages %}{% if m.role == 'system' %}{{ raise_except
 {% endif %}{{- m.role }}:{{ m.content }}|{% endfor %}"""
 ITEMS = """{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}
 {%- for k, v in c.function.arguments|items %}<{{ k }}={{ v }}>{% endfor %}{% endfor %}|{% endfor %}"""
-PARTS = "{% for m in messages %}{% for p in m.content %}{{ p.text if p.type == 'text' else '[image]' }}{% endfor %}|{% endfor %}"
+PARTS = """{% for m in messages %}{% for p in m.content %}{{ p.text if p.type == 'text' else '[image]' }}
+{%- endfor %}|{% endfor %}"""
 
 
 @pytest.fixture(scope="module")

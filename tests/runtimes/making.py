@@ -49,5 +49,5 @@ def processes_with(mark: str) -> list[int]:
 
 async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  (what is waited for is outside of this process)
+        while not condition():  # what is waited for is outside of this process
             await asyncio.sleep(0.02)

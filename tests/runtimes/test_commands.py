@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import uuid
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from polar.contract.runtime import Command, RuntimeFailure
 from polar.contract.task import RuntimeSpec
+from polar.harnesses import Endpoint, standard_env
 from polar.runtimes import BubblewrapBackend, ProcessBackend
 from polar.runtimes.supervised import Limits
 from tests.runtimes.making import processes_with, until
@@ -193,3 +195,36 @@ async def test_a_folder_in_use_is_refused(make_any, walls, tmp_path):
     with pytest.raises(RuntimeFailure, match="use an empty one"):
         await backend.create(RuntimeSpec(), folder=tmp_path / "sandbox-0")
     assert (tmp_path / "sandbox-0" / "workspace").is_dir()
+
+
+async def test_the_folders_of_the_standard_environment_are_there(make_any, walls):
+    box = await make_any(walls)
+    env = standard_env(Endpoint("http://127.0.0.1:1", "k", "m", 1), session_id="s", task_id="t", runtime=box.runtime)
+    ran = await box.sh("for d in $SESSION_DIR $ARTIFACTS_DIR $AGENT_LOG_DIR; do touch $d/x && echo ok; done", **env)
+    assert ran.out.split() == ["ok", "ok", "ok"]
+
+
+async def test_a_sandbox_outlives_the_thread_that_asked_for_it(walls, tmp_path):
+    backend = BubblewrapBackend() if walls == "bubblewrap" else ProcessBackend()
+    made = []
+    thread = threading.Thread(
+        target=lambda: made.append(asyncio.run(backend.create(RuntimeSpec(), folder=tmp_path / "box")))
+    )
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    try:
+        result = await made[0].exec(Command("echo alive"), timeout=20, logs=tmp_path, name="x")
+        assert result.stdout.read_text() == "alive\n"
+    finally:
+        await made[0].close()
+
+
+async def test_a_sandbox_that_dies_by_itself_is_an_answer_and_not_a_wait(make_box, tmp_path):
+    box = await make_box()
+    waiting = asyncio.create_task(box.sh("touch started; sleep 300", timeout=300))
+    while not (tmp_path / "sandbox-0/workspace/started").exists():
+        await asyncio.sleep(0.01)
+    await box.runtime.kill()
+    ran = await asyncio.wait_for(waiting, 20)
+    assert ran.exit_code == -9
+    assert "the sandbox was killed" in ran.err

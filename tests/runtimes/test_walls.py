@@ -106,10 +106,14 @@ async def test_listeners_of_two_sandboxes_are_two(make_box):
         writer.write(name)
         writer.close()
 
-    for box, name in ((one, b"one"), (two, b"two")):
+    servers = [
         await asyncio.start_server(lambda r, w, name=name: serve(name, r, w), sock=box.runtime.listener)
-    for box, name in ((one, "one"), (two, "two")):
-        assert (await box.sh("exec 3<>/dev/tcp/127.0.0.1/8080; cat <&3")).out == name
+        for box, name in ((one, b"one"), (two, b"two"))
+    ]
+    said = [(await box.sh("exec 3<>/dev/tcp/127.0.0.1/8080; cat <&3")).out for box in (one, two)]
+    for server in servers:
+        server.close()
+    assert said == ["one", "two"]
 
 
 async def test_with_internet_the_network_is_the_hosts(make_box):

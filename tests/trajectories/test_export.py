@@ -184,6 +184,11 @@ def test_an_unknown_format_names_the_known_ones(tmp_path: Path) -> None:
         export([], tmp_path / "t.csv", "csv")  # type: ignore[arg-type]
 
 
+def test_a_group_may_be_number_zero(tmp_path: Path) -> None:
+    export([result(trace(), group_id=0)], tmp_path / "t.jsonl", "jsonl")
+    assert lines(tmp_path / "t.jsonl")[0]["group_id"] == "0"
+
+
 def test_the_harness_name_is_found_where_the_session_keeps_it(tmp_path: Path) -> None:
     session = result(trace())
     session.trajectory.metadata["provenance"] = {"harness": {"name": "mini", "version": "1"}}

@@ -16,7 +16,7 @@ from .harness import sessions
 from .oracle import check_session, check_splits_are_needed, check_storage
 from .toy import ToyGateway
 
-modest = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+modest = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def build(gateway: ToyGateway, strategy: str = "prefix_merging", **config: object) -> Built:

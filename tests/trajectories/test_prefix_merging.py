@@ -305,6 +305,7 @@ def test_splice_finds_the_end_of_turn_of_a_cut_reply_by_its_id() -> None:
         1, [30, 9, 5], [6], parent_id="c0", base_id="c0", shared=2, shared_messages=2, split="retokenized"
     )
     assert chains(build([first, drifted], drift="splice")) == [["c0"], ["c1"]]
+    assert chains(build([first, drifted], drift="splice", end_of_turn_token_id=99)) == [["c0"], ["c1"]]
     built = build([first, drifted], drift="splice", end_of_turn_token_id=9)
     assert chains(built) == [["c0", "c1"]]
     assert built.traces[0].response_ids.tolist() == [20, 21, 22, 5, 6]

@@ -76,6 +76,7 @@ def test_a_missing_reward_is_neither_above_nor_below() -> None:
         "reward == 1; reward",
         "(reward := 1) == 1",
         "\x00",
+        "attempt == 1and reward > 0",
         "not " * 5000 + "reward > 1",
     ],
 )

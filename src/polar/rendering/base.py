@@ -44,7 +44,13 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class Declined:
     """No bridge. ``reason`` is a short word that ends up in the reconstruction report:
-    ``template_rewrites_history``, ``reply_not_rendered``, ``no_turn_end``, ``tools_changed``, ..."""
+
+    ``template_rewrites_history``: the template drops or changes something that was said before;
+    ``reply_not_as_sampled``: the recorded reply is not what the ids say (a stop string cut it);
+    ``no_turn_end``: the template does not end the turn with the token that the model ended it with;
+    ``tools_changed``, ``template_args_changed``: and the prompt with them;
+    ``template_refuses``: the new conversation as a whole; ``no_state``: the prompt is not this renderer's.
+    """
 
     reason: str
 

@@ -6,7 +6,7 @@ the one that gets it back is the model's. Nothing is guessed from a model's name
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -16,13 +16,23 @@ from polar.rendering.base import RenderError
 from polar.rendering.hermes import HermesParser
 from polar.rendering.llama3 import Llama3Parser
 from polar.rendering.messages import conversation, tool_objects
-from polar.rendering.parsers import END_THINK, NewId, Parser, PlainParser, ThinkingParser, read, same_reply
+from polar.rendering.parsers import END_THINK, THINK, NewId, Parser, PlainParser, ThinkingParser, read, same_reply
+from polar.rendering.qwen_xml import QwenXmlParser
 from polar.rendering.template import ChatTemplate
 from polar.rendering.traits import Traits
 
-CALL_PARSERS: dict[str, Callable[[NewId], Parser]] = {"hermes": HermesParser, "llama3_json": Llama3Parser}
+CALL_PARSERS: dict[str, Callable[[NewId, Sequence[Tool]], Parser]] = {
+    "hermes": lambda new_id, _: HermesParser(new_id),
+    "llama3_json": lambda new_id, _: Llama3Parser(new_id),
+    "qwen_xml": QwenXmlParser,
+}
 
 _CALL = ToolCall(id="call0prob", name="probe_function", arguments='{"probe": "value", "count": 3}')
+_TOOL = Tool(
+    name=_CALL.name,
+    description="Probe.",
+    parameters={"type": "object", "properties": {"probe": {"type": "string"}, "count": {"type": "integer"}}},
+)
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -32,15 +42,15 @@ class Family(msgspec.Struct, frozen=True):
     calls: str | None
     thinking: bool
 
-    def parser(self, new_id: NewId, *, tools: bool, opened: bool) -> Parser:
-        """A parser for one reply. ``tools``: calls are read, otherwise their markup is text; ``opened``: the
-        prompt has begun the thinking."""
-        inner = CALL_PARSERS[self.calls](new_id) if tools and self.calls else PlainParser()
+    def parser(self, new_id: NewId, *, tools: Sequence[Tool], opened: bool) -> Parser:
+        """A parser for one reply. ``tools``: what may be called; where there is nothing, markup is text.
+        ``opened``: the prompt has begun the thinking."""
+        inner = CALL_PARSERS[self.calls](new_id, tools) if tools and self.calls else PlainParser()
         return ThinkingParser(inner, opened=opened) if self.thinking else inner
 
 
 def family(template: ChatTemplate, traits: Traits, name: str | None = None) -> Family:
-    """The family of a template; ``name`` (hermes, llama3_json, plain) overrides how calls are read.
+    """The family of a template; ``name`` (hermes, llama3_json, qwen_xml, plain) overrides how calls are read.
 
     Raises:
         UsageError: there is no parser of that name.
@@ -54,32 +64,32 @@ def family(template: ChatTemplate, traits: Traits, name: str | None = None) -> F
 
 
 def _reader_of_calls(template: ChatTemplate, traits: Traits, thinking: bool) -> str | None:
-    text = _rendered_call(template, traits)
+    text, opened = _rendered_call(template, traits)
     expected = Message(role="assistant", tool_calls=(_CALL,))
     for name in CALL_PARSERS if text else ():
-        parser = Family(name, thinking).parser(lambda: "", tools=True, opened=False)
+        parser = Family(name, thinking).parser(lambda: "", tools=[_TOOL], opened=opened and thinking)
         if same_reply(read(parser, text), expected):
             return name
     return None
 
 
-def _rendered_call(template: ChatTemplate, traits: Traits) -> str:
-    """What the template writes for a reply that is one tool call; empty if it writes none."""
+def _rendered_call(template: ChatTemplate, traits: Traits) -> tuple[str, bool]:
+    """What the template writes for a reply that is one tool call (empty if it writes none), and whether it
+    begins inside an open thought."""
     user = Message(role="user", content="Probe.")
     reply = Message(role="assistant", tool_calls=(_CALL,))
     result = Message(role="tool", content="Probed.", tool_call_id=_CALL.id, name=_CALL.name)
-    schema = {"type": "object", "properties": {"probe": {"type": "string"}, "count": {"type": "integer"}}}
-    tools = tool_objects([Tool(name=_CALL.name, description="Probe.", parameters=schema)])
+    tools = tool_objects([_TOOL])
     try:
         prompt = template.text(conversation([user], traits, _as_it_is), tools)
         whole = template.text(conversation([user, reply, result], traits, _as_it_is), tools)
     except RenderError:
-        return ""
+        return "", False
     same = zip(prompt, whole, strict=False)
     start = next((place for place, (a, b) in enumerate(same) if a != b), min(len(prompt), len(whole)))
     rest = whole[start:]
     ends = [place for end in traits.turn_ends if (place := rest.find(end)) >= 0]
-    return rest[: min(ends)] if ends else rest
+    return rest[: min(ends, default=len(rest))], whole[:start].rstrip().endswith(THINK)
 
 
 def _as_it_is(value: object) -> object:

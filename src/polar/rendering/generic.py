@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from polar.contract.arrays import Ids
-from polar.contract.chat import Chat, Message
+from polar.contract.chat import Chat
 from polar.rendering.base import Declined, Prompt, RenderError, Turn
 from polar.rendering.detect import family
 from polar.rendering.messages import conversation, tool_objects
@@ -111,8 +111,7 @@ class TemplateRenderer:
         after = self._state(chat, text, state.now)
         if len(text) < state.length or _digest(text[: state.length]) != state.digest:
             return Declined(_why(state, after))
-        reply = chat.messages[turn.messages - 1]
-        tail = self._tail(state, turn.response_ids, reply, text)
+        tail = self._tail(turn, chat, text)
         if isinstance(tail, Declined):
             return tail
         return Prompt(np.concatenate([turn.prompt.ids, turn.response_ids, tail]), after)
@@ -120,7 +119,8 @@ class TemplateRenderer:
     def reader(self, chat: Chat, prompt: Prompt) -> TemplateReader:
         """A reader for the reply to a prompt of this renderer."""
         state = prompt.state
-        parser = self.family.parser(self._new_id, tools=state.calls, opened=state.opened)
+        tools = chat.tools if state.calls else ()
+        parser = self.family.parser(self._new_id, tools=tools, opened=state.opened)
         return TemplateReader(self.tokenizer, parser, stop_ids=self.stop_ids, stop=chat.sampling.stop)
 
     def _text(self, chat: Chat, now: float) -> str:
@@ -140,16 +140,18 @@ class TemplateRenderer:
             calls=bool(chat.tools) and chat.tool_choice != "none",
         )
 
-    def _tail(self, state: PromptState, response: Ids, reply: Message, text: str) -> Ids | Declined:
+    def _tail(self, turn: Turn, chat: Chat, text: str) -> Ids | Declined:
         """Ids of what follows the sampled ids."""
+        state: PromptState = turn.prompt.state
+        response = turn.response_ids
         sampled_end = int(response[-1]) if len(response) and int(response[-1]) in self.stop_ids else None
         end, place = self._turn_end(text, state.length, sampled_end)
         if place < 0:
             return Declined("no_turn_end")
-        if not self._says(state, unmark(text[state.length : place]), reply):
+        if not self._says(turn, chat, unmark(text[state.length : place])):
             return Declined("template_rewrites_history")
         sampled = response if sampled_end is None else response[:-1]
-        if not self._says(state, self.tokenizer.decode(sampled.tolist()), reply):
+        if not self._says(turn, chat, self.tokenizer.decode(sampled.tolist())):
             return Declined("reply_not_as_sampled")
         ids = self.tokenizer.encode_array(text[place:])
         if int(ids[0]) != self.tokenizer.token_id(end):
@@ -166,10 +168,12 @@ class TemplateRenderer:
         place, end = min(places, default=(-1, ""))
         return end, place
 
-    def _says(self, state: PromptState, text: str, reply: Message) -> bool:
-        """Whether this text, read as a reply, is that message."""
-        parser = self.family.parser(str, tools=state.calls, opened=state.opened)
-        return same_reply(read(parser, text), reply)
+    def _says(self, turn: Turn, chat: Chat, text: str) -> bool:
+        """Whether this text, read as a reply to the turn's prompt, is the recorded one."""
+        state: PromptState = turn.prompt.state
+        tools = chat.tools if state.calls else ()
+        parser = self.family.parser(str, tools=tools, opened=state.opened)
+        return same_reply(read(parser, text), chat.messages[turn.messages - 1])
 
 
 def _why(before: PromptState, after: PromptState) -> str:

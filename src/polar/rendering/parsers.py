@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from polar.contract.chat import Delta, Message, ReasoningDelta, TextDelta, ToolCall, ToolCallDelta
-from polar.rendering.messages import parse_arguments
+from polar.rendering.messages import join_text, parse_arguments
 
 NewId = Callable[[], str]
 
@@ -173,9 +173,8 @@ def same_reply(one: Message, other: Message) -> bool:
     return all(a.name == b.name and _same_arguments(a.arguments, b.arguments) for a, b in pairs)
 
 
-def _words(message: Message) -> tuple[object, str]:
-    content = message.content.strip() if isinstance(message.content, str) else message.content
-    return content, (message.reasoning or "").strip()
+def _words(message: Message) -> tuple[str, str]:
+    return join_text(message).strip(), (message.reasoning or "").strip()
 
 
 def _same_arguments(one: str, other: str) -> bool:

@@ -7,7 +7,8 @@ Control tokens in client text. A file that an agent reads may hold ``<|im_end|>`
 would turn that text into the real token: whoever writes the file could end the turn and speak as the
 user. Here only the template writes control tokens. ``protect`` breaks every control token in what a
 client sent with a mark (a Unicode noncharacter), and ``encode`` encodes the two halves as the plain text
-they are and drops the mark. Text without such words is encoded just as the usual stacks do. It is also
+they are and drops the mark. Text without such words is encoded just as the usual stacks do, and tags that
+the tokenizer does not call special (``<think>``, ``<tool_call>``) stay tokens wherever they stand. It is also
 what makes the end of a turn in a rendered text something that can be searched for (see ``generic.py``).
 """
 

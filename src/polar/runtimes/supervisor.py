@@ -271,6 +271,7 @@ def main() -> None:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if config["cpus"]:
         os.sched_setaffinity(0, config["cpus"])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limits = config["limits"]
     if os.getpid() == 1:  # elsewhere this limit would count the user's other processes too
         hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]

@@ -35,6 +35,7 @@ def rows(results: Iterable[SessionResult]) -> Iterator[tuple[dict[str, Any], Tra
     """The plain columns of each trace, with the trace they describe."""
     for result in results:
         harness = _harness(result)
+        group = result.metadata.get("group_id")
         for index, trace in enumerate(result.trajectory.traces):
             model = trace.metadata.get("model") or result.trajectory.metadata.get("model_used")
             yield (
@@ -43,7 +44,7 @@ def rows(results: Iterable[SessionResult]) -> Iterator[tuple[dict[str, Any], Tra
                     "session_id": result.session_id,
                     "attempt": result.attempt,
                     "trace_index": index,
-                    "group_id": str(result.metadata.get("group_id") or result.task_id),
+                    "group_id": result.task_id if group is None else str(group),
                     "reward": trace.reward,
                     "role": trace.role,
                     "harness": harness,

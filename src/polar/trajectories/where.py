@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,7 +41,10 @@ def compile_where(text: str) -> Condition:
         UsageError: it is no such expression; the message has the column names.
     """
     try:
-        return _condition(ast.parse(text.strip(), mode="eval").body)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SyntaxWarning)  # "1and" parses, with a warning on the user's screen
+            tree = ast.parse(text.strip(), mode="eval")
+        return _condition(tree.body)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         columns = ", ".join(PLAIN_COLUMNS)

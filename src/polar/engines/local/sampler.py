@@ -68,7 +68,7 @@ class Sampler:
         if self._presence or self._frequency or self._repetition != 1.0:
             self._counts = torch.zeros(vocab_size)
             self._seen = torch.zeros(vocab_size, dtype=torch.bool)
-            self._seen[torch.from_numpy(prompt).long()] = True
+            self._seen[prompt.tolist()] = True
 
     @property
     def plain(self) -> bool:

@@ -19,6 +19,8 @@ from polar.engines.local.scheduler import Call, Scheduler
 T = TypeVar("T")
 Job = Callable[[Scheduler], None]
 
+_CLOSED = EngineError("unavailable", "the embedded engine is closed")
+
 
 class Worker:
     """Runs steps while there is something to do, and jobs (new calls, new weights, scoring) between steps."""
@@ -55,7 +57,7 @@ class Worker:
                 call.cancelled = True
 
         call = Call(prompt, Sampler(sampling, prompt, self._vocab_size), stop_ids, max_tokens, guarded)
-        self._send(lambda scheduler: scheduler.add(call), call.emit)
+        self._send(lambda scheduler: scheduler.add(call), lambda error: _end_call(call, error))
         return call
 
     def load(self, model: PackedModel, version: str) -> Future[None]:
@@ -69,7 +71,7 @@ class Worker:
     def close(self) -> None:
         """End all calls with the finish reason "abort" and the thread with them; wait until it is over."""
         with self._wake:
-            self._ended = self._ended or EngineError("unavailable", "the embedded engine is closed")
+            self._ended = self._ended or _CLOSED
             self._wake.notify()
         self._thread.join()
 
@@ -93,7 +95,7 @@ class Worker:
     def _send(self, job: Job, fail: Callable[[EngineError], None]) -> None:
         with self._wake:
             if self._ended:
-                raise self._ended
+                raise EngineError(self._ended.kind, str(self._ended))
             self._jobs.append((job, fail))
             self._wake.notify()
 
@@ -106,7 +108,7 @@ class Worker:
         except BaseException as error:
             self._finish(scheduler, _failure(error))
         else:
-            self._finish(scheduler, None)
+            self._finish(scheduler, _CLOSED)
 
     def _next(self, scheduler: Scheduler) -> bool:
         """Wait for something to do and take the jobs in. False: the engine was closed."""
@@ -122,15 +124,20 @@ class Worker:
                 del self._jobs[0]
         return True
 
-    def _finish(self, scheduler: Scheduler, failure: EngineError | None) -> None:
+    def _finish(self, scheduler: Scheduler, error: EngineError) -> None:
         with self._wake:
-            self._ended = failure or self._ended
-            error = self._ended or EngineError("unavailable", "the embedded engine is closed")
+            self._ended = error
             jobs, self._jobs = self._jobs, []
         for call in scheduler.calls:
-            call.emit(failure or TokenChunk([], [], None, "abort", call.cached))
+            _end_call(call, error)
         for _, fail in jobs:
             fail(error)
+
+
+def _end_call(call: Call, error: EngineError) -> None:
+    """A closed engine ends its calls in an orderly way; a failed one passes its failure on."""
+    failed = error.kind == "internal"
+    call.emit(error if failed else TokenChunk([], [], None, "abort", call.cached))
 
 
 def _failure(error: BaseException) -> EngineError:

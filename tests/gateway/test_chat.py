@@ -137,9 +137,7 @@ async def test_a_stop_string_cuts_the_text_but_not_the_record(make_world) -> Non
     assert len(completion.response_ids) == len(world.model.log.generations[0].sampled_ids)
 
 
-@pytest.mark.parametrize(
-    ("key", "status"), [("sk-wrong", 401), (None, 401)], ids=["a key of no session", "no key"]
-)
+@pytest.mark.parametrize(("key", "status"), [("sk-wrong", 401), (None, 401)], ids=["a key of no session", "no key"])
 async def test_an_unknown_session_is_refused_and_never_a_default(make_world, key, status) -> None:
     world: World = await make_world([Step(text="Fine.")])
     headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -202,9 +200,7 @@ async def test_history_with_broken_arguments_is_served(make_world) -> None:
             {
                 "role": "assistant",
                 "content": None,
-                "tool_calls": [
-                    {"id": "x", "type": "function", "function": {"name": "bash", "arguments": arguments}}
-                ],
+                "tool_calls": [{"id": "x", "type": "function", "function": {"name": "bash", "arguments": arguments}}],
             },
             {"role": "tool", "tool_call_id": "x", "content": "error"},
         ]

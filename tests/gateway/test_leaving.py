@@ -176,12 +176,11 @@ async def test_a_paused_gateway_holds_calls_and_keeps_their_streams_alive(make_w
     monkeypatch.setattr("polar.gateway.app.KEEPALIVE", 0.01)
     world: World = await make_world([Step(text="Fine.")])
     world.node.gateway.pipeline.pause()
-    async with Http(world) as http:
-        async with http.session.post(http.url, json={**BODY, "stream": True}) as response:
-            assert response.status == 200
-            assert (await response.content.readline()).startswith(b": keepalive")
-            assert not world.model.log.generations
-            world.node.gateway.pipeline.resume()
-            rest = (await response.content.read()).decode()
+    async with Http(world) as http, http.session.post(http.url, json={**BODY, "stream": True}) as response:
+        assert response.status == 200
+        assert (await response.content.readline()).startswith(b": keepalive")
+        assert not world.model.log.generations
+        world.node.gateway.pipeline.resume()
+        rest = (await response.content.read()).decode()
     assert rest.endswith("data: [DONE]\n\n")
     await world.recorded(1)

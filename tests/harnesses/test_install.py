@@ -106,11 +106,11 @@ def test_the_lock_pins_every_package_with_its_hash_and_names_no_host():
 
 
 def test_mini_is_found_in_a_virtual_environment(home, monkeypatch):
-    venv = home / "polar/harnesses/mini-swe-agent"
+    venv = home / "polar/harnesses/mini_swe_agent"
     (venv / "lib/python3.12/site-packages/mini_swe_agent-2.4.6.dist-info").mkdir(parents=True)
     (venv / "bin").mkdir()
     (venv / "bin/python").symlink_to("/usr/bin/env")
-    installed = by_name("mini-swe-agent").find()
+    installed = by_name("mini_swe_agent").find()
     assert installed is not None
     assert (installed.version, installed.executable) == ("2.4.6", venv / "bin/python")
     assert [mount.source for mount in installed.mounts] == [venv]
@@ -120,7 +120,7 @@ def test_another_program_of_that_name_is_not_taken_for_it(home):
     for name in ("pi", "mini"):
         program(home / "tools" / name, "echo 3.14159")
     assert by_name("pi").find() is None
-    assert by_name("mini-swe-agent").find() is None
+    assert by_name("mini_swe_agent").find() is None
 
 
 @pytest.mark.parametrize("name", names())

@@ -80,7 +80,7 @@ def test_pi_that_crashed_failed_with_its_last_words(tmp_path):
 )
 def test_mini_that_came_to_an_end_in_order_is_fine(tmp_path, exit_code, status):
     output = f"lots of output\n\npolar: mini-swe-agent ended as {status}\n"
-    assert by_name("mini-swe-agent").judge(result(tmp_path, exit_code, output)) is None
+    assert by_name("mini_swe_agent").judge(result(tmp_path, exit_code, output)) is None
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_mini_that_came_to_an_end_in_order_is_fine(tmp_path, exit_code, status):
     ],
 )
 def test_mini_that_broke_failed(tmp_path, exit_code, output, words):
-    assert words in str(by_name("mini-swe-agent").judge(result(tmp_path, exit_code, output)))
+    assert words in str(by_name("mini_swe_agent").judge(result(tmp_path, exit_code, output)))
 
 
 def test_a_shell_is_judged_by_its_exit_code(tmp_path):

@@ -73,7 +73,7 @@ def test_pi_runs_headless_with_json_events_and_nothing_phoned_home() -> None:
 
 
 @pytest.mark.parametrize("instruction", ["--help", "@/etc/passwd", "-x", "x" * 500_000])
-@pytest.mark.parametrize("name", ["pi", "mini-swe-agent"])
+@pytest.mark.parametrize("name", ["pi", "mini_swe_agent"])
 def test_no_instruction_is_taken_for_an_option_or_is_too_long(name: str, instruction: str) -> None:
     made = plan(name, instruction)
     assert instruction not in text(made.command).split()
@@ -98,7 +98,7 @@ def test_pi_speaks_the_dialect_it_is_told(api: str, url: str) -> None:
 
 
 def test_mini_asks_nothing_spends_nothing_and_fetches_nothing() -> None:
-    made = plan("mini-swe-agent")
+    made = plan("mini_swe_agent")
     command = text(made.command)
     for flag in (" -y ", " -l 0 ", " --exit-immediately ", " -c mini.yaml "):
         assert flag in command
@@ -129,7 +129,7 @@ def test_what_a_harness_would_ignore_is_refused(name: str, field: str, agent: di
         plan(name, **agent)
 
 
-@pytest.mark.parametrize("name", ["pi", "mini-swe-agent"])
+@pytest.mark.parametrize("name", ["pi", "mini_swe_agent"])
 def test_a_shell_command_for_another_harness_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="custom_shell"):
         plan(name, custom_shell=CustomShell(command="true"))
@@ -137,14 +137,14 @@ def test_a_shell_command_for_another_harness_is_refused(name: str) -> None:
 
 def test_harnesses_are_found_by_name() -> None:
     assert make_harness(AgentSpec(harness="pi")).name == "pi"
-    assert make_harness(AgentSpec(harness="mini_swe_agent")).name == "mini-swe-agent"
+    assert make_harness(AgentSpec(harness="mini-swe-agent")).name == "mini_swe_agent"
     assert make_harness(AgentSpec(custom_shell=CustomShell(command="true"))).name == "shell"
 
 
 @pytest.mark.parametrize(
     ("agent", "words"),
     [
-        (AgentSpec(harness="pie"), "'pie' is not known: there are shell, pi, mini-swe-agent"),
+        (AgentSpec(harness="pie"), "'pie' is not known: there are shell, pi, mini_swe_agent"),
         (AgentSpec(), "names no harness"),
         (AgentSpec(harness="pi", import_path="a:B"), "both"),
     ],

@@ -93,12 +93,12 @@ async def test_mini_is_judged_by_how_it_ended(tmp_path):
     reply = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [
         {"index": 0, "message": message, "finish_reason": "tool_calls"}
     ]}  # fmt: skip
-    result, asked = await run("mini-swe-agent", tmp_path, http(json.dumps(reply), "application/json"))
-    assert by_name("mini-swe-agent").judge(result) is None
+    result, asked = await run("mini_swe_agent", tmp_path, http(json.dumps(reply), "application/json"))
+    assert by_name("mini_swe_agent").judge(result) is None
     assert result.exit_code == 0
     assert INSTRUCTION in asked[0].decode()
 
     refused = http('{"error": {"message": "nope"}}', "application/json", "401 Unauthorized")
     (tmp_path / "again").mkdir()
-    result, _ = await run("mini-swe-agent", tmp_path / "again", refused)
-    assert "AuthenticationError" in str(by_name("mini-swe-agent").judge(result))
+    result, _ = await run("mini_swe_agent", tmp_path / "again", refused)
+    assert "AuthenticationError" in str(by_name("mini_swe_agent").judge(result))

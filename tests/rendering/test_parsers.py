@@ -322,8 +322,8 @@ def test_xml_without_arguments_and_without_a_closing_tag() -> None:
 
 
 def test_xml_cut_short_does_not_pass_for_whole() -> None:
-    message = xml("<tool_call>\n<function=f>\n<parameter=text>\nrm -rf /tmp")
-    assert calls(message) == [("f", '{"text": "rm -rf /tmp"')]
+    message = xml("<tool_call>\n<function=f>\n<parameter=text>\nrm -rf build")
+    assert calls(message) == [("f", '{"text": "rm -rf build"')]
 
 
 @pytest.mark.parametrize("block", ["hello", "<function=f>hello</function>", "<function=f", "<function=f>\n", ""])

@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 the job ran and something in it failed; 2 wrong usage or c
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -49,6 +50,9 @@ def _main(
 
 def main() -> None:
     """The entry point: runs a command and turns its errors into one line and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except PolarError as error:
@@ -56,7 +60,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("polar: interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

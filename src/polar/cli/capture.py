@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+import uvloop
 
 import polar
 from polar.cli import options, screen
@@ -56,7 +57,7 @@ def capture(
         builder=spec,
     )
     made = make_engine(engine, url=engine_url, model=model, mode=mode, progress=screen.err.print)
-    code, body = asyncio.run(_capture(Node(made, open_store(str(folder / DATABASE)), folder), task, command))
+    code, body = uvloop.run(_capture(Node(made, open_store(str(folder / DATABASE)), folder), task, command))
     if report == "-":
         screen.err.print(json.dumps({"folder": str(folder), **body}, indent=2))
     raise typer.Exit(code)

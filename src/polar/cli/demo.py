@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +13,10 @@ import msgspec
 import typer
 
 from polar.cli import options, screen
-from polar.cli.run import Settings, run_folder
+from polar.cli.run import Settings, run_to_end
 from polar.config import load_task
-from polar.contract.task import AgentSpec
 from polar.engines import DEFAULT_MODEL, make_engine
 from polar.gateway.lifecycle import Pools
-from polar.harnesses import make_harness
 from polar.harnesses.install import install
 
 
@@ -37,7 +35,9 @@ def demo(
             with as_file(entry) as path:
                 requests.append(load_task(path))
     requests = [msgspec.structs.replace(task, num_samples=samples) for task in requests]
-    _ready_harness("pi")
+    with ThreadPoolExecutor() as pool:
+        for ready in (pool.submit(install, "pi", screen.err.print), pool.submit(_fetch_model)):
+            ready.result()
     settings = Settings(
         engine=lambda: make_engine("local", model=DEFAULT_MODEL, progress=screen.err.print),
         folder=folder,
@@ -46,7 +46,7 @@ def demo(
         quiet=as_json,
     )
     screen.err.print(f"{DEFAULT_MODEL} in the embedded engine, pi in a sandbox, {samples} samples of each task:")
-    report = asyncio.run(run_folder(requests, settings))
+    report = run_to_end(requests, settings)
     if as_json:
         print(json.dumps({"folder": str(folder), **report}))
         return
@@ -55,7 +55,7 @@ def demo(
     screen.out.print(f"Look at a trajectory: polar show {folder} {requests[0].task_id}-0")
 
 
-def _ready_harness(name: str) -> None:
-    """Install a harness where it is not there yet."""
-    if make_harness(AgentSpec(harness=name)).find() is None:
-        install(name, screen.err.print)
+def _fetch_model() -> None:
+    from polar.engines.models import ensure_model
+
+    ensure_model(DEFAULT_MODEL, progress=screen.err.print)

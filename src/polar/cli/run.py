@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
+import uvloop
 
 from polar.cli import options, screen
 from polar.config import load_task
-from polar.contract.errors import UsageError
+from polar.contract.errors import PolarError, UsageError
 from polar.contract.task import BuilderSpec, TaskRequest
 from polar.engines import make_engine
 from polar.gateway.lifecycle import Pools
@@ -55,7 +58,7 @@ def run(
         pools=Pools(run=workers, init=min(workers, 4)),
         quiet=as_json,
     )
-    report = asyncio.run(run_folder(requests, settings))
+    report = run_to_end(requests, settings)
     if as_json:
         print(json.dumps({"folder": str(folder), **report}))
     else:
@@ -74,6 +77,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allow_import: bool = False
     pools: Pools = Pools()
     quiet: bool = False
+
+
+def run_to_end(requests: list[TaskRequest], settings: Settings) -> dict[str, Any]:
+    """``run_folder`` on an event loop of its own; Ctrl-C and SIGTERM end it in order.
+
+    Raises:
+        PolarError: it was interrupted; what had not ended goes on when it is run again.
+    """
+    try:
+        return uvloop.run(_until_signalled(run_folder(requests, settings)))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise PolarError(f"interrupted: run it again with --out {settings.folder} to go on") from None
+
+
+async def _until_signalled(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 async def run_folder(requests: list[TaskRequest], settings: Settings) -> dict[str, Any]:

@@ -73,10 +73,10 @@ async def _show(path: Path, session: str | None, tokens: bool, as_json: bool) ->
 async def _list(store: Store, results: list[SessionResult], as_json: bool) -> None:
     """All sessions of a folder, one a line."""
     if as_json:
-        for result in results:
-            print(to_json(result).decode())
+        for each in results:
+            print(to_json(each).decode())
         return
-    by_id = {result.session_id: result for result in results}
+    by_id = {each.session_id: each for each in results}
     table = Table(box=None, pad_edge=False)
     for column in ("session", "state", "reward", "calls", "traces", "error"):
         table.add_column(column)

@@ -46,9 +46,7 @@ class Gateway:
         grace: seconds that a call goes on after its last client went away.
     """
 
-    def __init__(
-        self, pipeline: Pipeline, *, dialects: tuple[Dialect, ...] = DIALECTS, grace: float = GRACE
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, *, dialects: tuple[Dialect, ...] = DIALECTS, grace: float = GRACE) -> None:
         self.pipeline = pipeline
         self._grace = grace
         self._sessions: dict[str, LiveSession] = {}

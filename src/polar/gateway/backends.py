@@ -14,7 +14,7 @@ import msgspec
 
 from polar.capture.graph import Attachment, SessionGraph
 from polar.contract.arrays import NO_IDS, Ids
-from polar.contract.chat import Chat, Delta, FinishReason, Message, Usage
+from polar.contract.chat import Chat, Delta, FinishReason, Image, Message, Usage
 from polar.contract.completion import Mode, WeightSpan
 from polar.dialects.base import CallError
 from polar.engines.base import ChatEngine, Engine, EngineInfo, TokenEngine
@@ -113,6 +113,7 @@ class TitoBackend:
         return self.engine.info
 
     async def run(self, chat: Chat, context: Context, *, stream: bool) -> AsyncGenerator[Event, None]:
+        _refuse_images(chat)
         prompt, declined = self._prompt(chat, context)
         chat = self._fit(chat, len(prompt.ids))
         yield Begun(prompt.ids, declined, prompt.state)
@@ -141,6 +142,7 @@ class TitoBackend:
         yield Ended(reply.message, reply.finish_reason, reply.stop_sequence, cached_tokens=cached)
 
     def count(self, chat: Chat) -> int:
+        _refuse_images(chat)
         return len(self._render(chat).ids)
 
     def _prompt(self, chat: Chat, context: Context) -> tuple[Prompt, str | None]:
@@ -221,6 +223,12 @@ class ChatBackend:
 
     def count(self, chat: Chat) -> int:
         raise CallError("not_found", "This engine is used in chat mode and can't count tokens beforehand")
+
+
+def _refuse_images(chat: Chat) -> None:
+    """Token ids can't carry pixels: a model that saw only a placeholder would answer from nothing."""
+    if any(isinstance(m.content, tuple) and any(isinstance(p, Image) for p in m.content) for m in chat.messages):
+        raise CallError("bad_request", "Images can't be sent as token ids: use an engine in --mode chat for them")
 
 
 async def _close(iterator: AsyncIterator[object]) -> None:

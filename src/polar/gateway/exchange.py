@@ -25,8 +25,10 @@ class Exchange:
     """A request and its response."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        self.query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        self.headers: dict[str, str] = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        self.query: dict[str, str] = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         self.started = False
         self._receive = receive
         self._send = send

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from polar.contract.errors import PolarError
-from polar.contract.result import SessionResult
 from polar.gateway.session_run import SessionRun
 
 log = logging.getLogger("polar.sessions")
@@ -32,11 +31,8 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
     post_run: int = 2
 
 
-async def run_sessions(runs: Sequence[SessionRun], pools: Pools) -> list[SessionResult]:
-    """Take every session to its end.
-
-    Returns:
-        Their results, in the order they ended.
+async def run_sessions(runs: Sequence[SessionRun], pools: Pools) -> None:
+    """Take every session to its end: a terminal state and a result in the store.
 
     When cancelled, sessions that have not ended are left as the store knows them (to be run again as a new
     attempt), and nothing of them goes on running.
@@ -44,7 +40,7 @@ async def run_sessions(runs: Sequence[SessionRun], pools: Pools) -> list[Session
     waiting: asyncio.Queue[SessionRun] = asyncio.Queue()
     ready: asyncio.Queue[SessionRun] = asyncio.Queue(maxsize=pools.ready)
     ran: asyncio.Queue[SessionRun] = asyncio.Queue()
-    results: list[SessionResult] = []
+    left = len(runs)
     all_done = asyncio.Event()
 
     async def initialize(run: SessionRun) -> None:
@@ -59,8 +55,10 @@ async def run_sessions(runs: Sequence[SessionRun], pools: Pools) -> list[Session
         await ran.put(run)
 
     async def finish(run: SessionRun) -> None:
-        results.append(await run.finish())
-        if len(results) == len(runs):
+        nonlocal left
+        await run.finish()
+        left -= 1
+        if left == 0:
             all_done.set()
 
     for run in runs:
@@ -80,10 +78,19 @@ async def run_sessions(runs: Sequence[SessionRun], pools: Pools) -> list[Session
                 await all_done.wait()
             for worker in workers:
                 worker.cancel()
+    except* PolarError as group:
+        # A session's own failure ends as its result; what gets here is the store's, and ends the run.
+        raise _first(group) from None
     finally:
         for run in runs:
             await run.release()
-    return results
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first single error in a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _work(queue: asyncio.Queue[SessionRun], step: Callable[[SessionRun], Awaitable[None]]) -> None:

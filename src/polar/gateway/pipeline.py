@@ -17,6 +17,7 @@ from polar.capture.verify import judge
 from polar.contract.arrays import NO_IDS, Ids, floats, ids
 from polar.contract.chat import Message, ReasoningDelta, TextDelta, Usage
 from polar.contract.completion import Completion, Outcome, WeightSpan
+from polar.contract.errors import PolarError
 from polar.dialects.base import Answer, Call, CallError
 from polar.engines.base import EngineError
 from polar.gateway.backends import Backend, Begun, Context, Ended, Piece
@@ -89,9 +90,7 @@ class Recording:
         message = Message("assistant", "".join(self._text), reasoning="".join(self._reasoning) or None)
         return Ended(message, "abort")
 
-    def completion(
-        self, end: Ended, backend: Backend, outcome: Outcome | None, detail: str | None
-    ) -> Completion:
+    def completion(self, end: Ended, backend: Backend, outcome: Outcome | None, detail: str | None) -> Completion:
         """The record of this call.
 
         Args:
@@ -183,6 +182,9 @@ class Pipeline:
             call.end(error)
         except asyncio.CancelledError:
             call.end(CallError("gone", "The call was given up: its client went away or the session ended"))
+        except PolarError as error:
+            log.error("call %s of session %s: %s", call.call_id, session.session_id, error)
+            call.end(CallError("internal", str(error)))
         except Exception as error:
             log.exception("call %s of session %s failed", call.call_id, session.session_id)
             call.end(CallError("internal", f"{type(error).__name__}: {error}"))

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from polar.gateway.node import Node
 from polar.gateway.session import LiveSession
 from polar.harnesses import standard_env
 from polar.harnesses.base import Endpoint, Harness, Installed, Plan
+from polar.harnesses.plans import last_words
 from polar.runtimes.base import RuntimeBackend
 from polar.store.base import SessionRecord
 from polar.trajectories.assemble import assemble, record_evaluation
@@ -72,6 +73,7 @@ class SessionRun:
         self._runtime: Runtime | None = None
         self._listener: asyncio.Server | None = None
         self._plan: Plan | None = None
+        self._env: dict[str, str] = {}
         self._result: ExecResult | None = None
 
     @property
@@ -86,7 +88,7 @@ class SessionRun:
         await self._enter("INITIALIZING")
         self._started = time.time()
         with self._timed("init"):
-            async with self._budget("INIT", self.task.timeout_seconds):
+            async with _Budget("INIT", self.task.timeout_seconds):
                 await self._prepare()
 
     async def _prepare(self) -> None:
@@ -148,7 +150,7 @@ class SessionRun:
             self.status = "TIMEOUT"
             self.error = f"the agent was stopped after {limit:g} s"
         else:
-            self._fail(self._live.broken or self._parts.harness.judge(self._result))
+            self.fail(self._live.broken or self._parts.harness.judge(self._result))
 
     # ---- POST_RUN ----------------------------------------------------------------------------------------
 
@@ -161,7 +163,7 @@ class SessionRun:
         trajectory: Trajectory | None = None
         evaluation = Evaluation()
         try:
-            async with self._budget("POST_RUN", POST_RUN_SECONDS):
+            async with _Budget("POST_RUN", POST_RUN_SECONDS):
                 await self._enter("BUILDING")
                 with self._timed("build"):
                     self._require_calls(completions)
@@ -171,9 +173,9 @@ class SessionRun:
                     with self._timed("evaluate"):
                         evaluation = await self._evaluate(trajectory, self._runtime)
         except PolarError as error:
-            self._fail(str(error))
+            self.fail(str(error))
         except Exception as error:
-            self._fail(f"{self.record.state.lower()} failed: {type(error).__name__}: {error}")
+            self.fail(f"{self.record.state.lower()} failed: {type(error).__name__}: {error}")
         result = self._make_result(self._scored(trajectory, completions, evaluation))
         await self._end(result)
         return result
@@ -218,7 +220,7 @@ class SessionRun:
                 evaluation=self._evaluation_record(evaluation),
             )
         except ValueError as error:
-            self._fail(f"evaluator {self.task.evaluator.strategy}: {error}")
+            self.fail(f"evaluator {self.task.evaluator.strategy}: {error}")
             trajectory.status, trajectory.error = self.status, self.error
         return trajectory
 
@@ -259,9 +261,7 @@ class SessionRun:
         )
 
     async def _end(self, result: SessionResult) -> None:
-        ended = msgspec.structs.replace(
-            self.record, state=self.status, error=self.error, updated_at=time.time()
-        )
+        ended = msgspec.structs.replace(self.record, state=self.status, error=self.error, updated_at=time.time())
         await self._node.store.finish_session(ended, result)
         self.record = ended
         await self.release()
@@ -269,9 +269,11 @@ class SessionRun:
 
     # ---- at any time -------------------------------------------------------------------------------------
 
-    def fail(self, error: str) -> None:
-        """A stage could not go on: the session will end as ERROR with this line."""
-        self._fail(error)
+    def fail(self, error: str | None) -> None:
+        """The session will end as ERROR with this line, if there is one."""
+        if error is not None:
+            self.status = "ERROR"
+            self.error = error
 
     async def release(self) -> None:
         """Let go of the runtime and the endpoint. Safe to call twice, and at any stage."""
@@ -283,11 +285,6 @@ class SessionRun:
             self._listener = None
         if self._runtime is not None:
             await self._runtime.close()
-
-    def _fail(self, error: str | None) -> None:
-        if error is not None:
-            self.status = "ERROR"
-            self.error = error
 
     async def _enter(self, state: SessionState) -> None:
         self.record = msgspec.structs.replace(self.record, state=state, updated_at=time.time())
@@ -301,9 +298,6 @@ class SessionRun:
             yield
         finally:
             self.timing[stage] = time.monotonic() - begin
-
-    def _budget(self, stage: str, seconds: float) -> _Budget:
-        return _Budget(stage, seconds)
 
 
 class _Budget:
@@ -321,16 +315,6 @@ class _Budget:
             await self._timeout.__aexit__(*error)
         except TimeoutError:
             raise PolarError(f"{self._stage} took longer than its {self._seconds:g} s") from None
-
-
-def last_words(result: ExecResult, limit: int = 300) -> str:
-    """The end of what a command said, on one line."""
-    for path in (result.stderr, result.stdout):
-        with suppress(OSError):
-            text = " ".join(path.read_bytes()[-4096:].decode(errors="replace").split())
-            if text:
-                return text[-limit:]
-    return "no output"
 
 
 def _ended(result: ExecResult) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -15,13 +16,17 @@ from polar.evaluators import make_evaluator
 from polar.gateway.lifecycle import Pools, run_sessions
 from polar.gateway.node import Node
 from polar.gateway.session_run import OnChange, Parts, SessionRun
-from polar.harnesses import make_harness
-from polar.runtimes import backend
+from polar.harnesses import Endpoint, make_harness
+from polar.runtimes import backend, remove_leftovers
 from polar.store.base import SessionRecord, StoreConflict
 from polar.trajectories import make_builder
 
 MAX_ATTEMPTS = 3
 """How often a session is begun before it counts as an error of its own."""
+
+
+_NOWHERE = Endpoint(url="http://127.0.0.1:1", api_key="none", model="none", context_length=8192)
+"""Stands for the endpoint where a plan is made only to see whether it can be made."""
 
 
 async def make_parts(task: TaskRequest, *, sandbox: str = "bubblewrap", allow_import: bool = False) -> Parts:
@@ -36,6 +41,7 @@ async def make_parts(task: TaskRequest, *, sandbox: str = "bubblewrap", allow_im
         raise UsageError(f"harness {harness.name} is not installed: {harness.install_hint}")
     make_builder(task.builder, allow_import)
     evaluator = make_evaluator(task.evaluator, allow_import=allow_import)
+    harness.plan(task.agent, task.instruction, _NOWHERE, installed)
     runtimes = backend(task.runtime.backend, sandbox=sandbox)
     probe = await runtimes.probe()
     if not probe.ok:
@@ -58,6 +64,7 @@ async def run_tasks(
     Raises:
         UsageError: the store has another task of the same id.
     """
+    await asyncio.to_thread(remove_leftovers, node.folder)
     runs: list[SessionRun] = []
     for task, parts in tasks:
         try:
@@ -66,9 +73,7 @@ async def run_tasks(
             raise UsageError(
                 f"another task {task.task_id!r} was run here before: take another --out or another task_id"
             ) from None
-        runs += [
-            SessionRun(node, task, record, parts, on_change) for record in await _open_sessions(node, task)
-        ]
+        runs += [SessionRun(node, task, record, parts, on_change) for record in await _open_sessions(node, task)]
         for record in await node.store.sessions(task.task_id):
             on_change(record)
     exhausted = [run for run in runs if run.record.attempt > MAX_ATTEMPTS]

@@ -13,7 +13,7 @@ from polar.harnesses.shell import Shell
 
 __all__ = ["Endpoint", "Harness", "Installed", "Plan", "by_name", "make_harness", "names", "standard_env"]
 
-HARNESSES: dict[str, type[Harness]] = {"shell": Shell, "pi": Pi, "mini-swe-agent": MiniSweAgent}
+HARNESSES: dict[str, type[Harness]] = {"shell": Shell, "pi": Pi, "mini_swe_agent": MiniSweAgent}
 
 
 def names() -> tuple[str, ...]:
@@ -28,7 +28,7 @@ def by_name(name: str) -> Harness:
         UsageError: there is none of that name; the message lists them.
     """
     try:
-        return HARNESSES[name.replace("_", "-")]()
+        return HARNESSES[name.replace("-", "_")]()
     except KeyError:
         raise UsageError(f"harness {name!r} is not known: there are {', '.join(HARNESSES)}") from None
 

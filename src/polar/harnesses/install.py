@@ -54,7 +54,7 @@ def _only_one(lock: Path) -> Iterator[None]:
 
 
 def _build(harness: Harness, target: Path, progress: Progress) -> Installed:
-    builders = {"pi": _build_pi, "mini-swe-agent": _build_mini}
+    builders = {"pi": _build_pi, "mini_swe_agent": _build_mini}
     built = Path(tempfile.mkdtemp(prefix=f".{harness.name}-", dir=target.parent))
     try:
         progress(f"installing {harness.name} {harness.pinned}")

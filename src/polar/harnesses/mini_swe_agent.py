@@ -38,9 +38,9 @@ exec "$1" -c "$2" "$out"
 class MiniSweAgent:
     """mini, without questions asked."""
 
-    name = "mini-swe-agent"
+    name = "mini_swe_agent"
     pinned: str | None = "2.4.6"
-    install_hint = "polar doctor --fix mini-swe-agent"
+    install_hint = "polar doctor --fix mini_swe_agent"
 
     def find(self) -> Installed | None:
         mini = on_path("mini")

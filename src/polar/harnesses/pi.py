@@ -70,6 +70,7 @@ class Pi:
             ),
             files={
                 "~/.pi/agent/models.json": json.dumps({"providers": {PROVIDER: provider}}),
+                "~/.pi/agent/settings.json": json.dumps({"compaction": _compaction(endpoint.context_length)}),
                 f"~/{INSTRUCTION_FILE}": instruction,
             },
         )
@@ -86,6 +87,14 @@ class Pi:
         if reason in ("error", "aborted"):
             return f"pi could not go on ({reason}): {final.get('errorMessage') or 'no message'}"
         return f"pi stopped in the middle of a turn (stopReason {reason!r})"
+
+
+def _compaction(context_length: int) -> dict[str, int]:
+    """pi's own numbers are for large models: on a small one it would summarize after every prompt."""
+    return {
+        "reserveTokens": min(16384, context_length // 8),
+        "keepRecentTokens": min(20000, context_length // 4),
+    }
 
 
 def _final_answer(stdout: Path) -> dict[str, object] | None:

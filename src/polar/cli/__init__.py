@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -54,13 +55,21 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except PolarError as error:
-        print(f"polar: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("polar: interrupted", file=sys.stderr)
-        sys.exit(1)
+        _fail(str(error), error.exit_code)
+    except typer.Abort:
+        _fail("interrupted", 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except Exception as error:
+        # The parser's own errors: a typo in an option, a missing argument.
+        if not hasattr(error, "format_message"):
+            raise
+        _fail(error.format_message(), 2)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"polar: {message}", file=sys.stderr)
+    sys.exit(code)

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -46,6 +47,9 @@ def capture(
     """Run a command with its model calls captured. Its exit code is this command's own."""
     if report not in (None, "-"):
         raise UsageError("--report takes '-' (stderr); the results folder always has report.json")
+    if shutil.which(command[0]) is None:
+        screen.err.print(f"polar: {command[0]}: command not found")
+        raise typer.Exit(127)
     name = f"capture-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     folder = out or Path("results") / name
     spec = BuilderSpec(strategy=builder)
@@ -96,9 +100,6 @@ async def _run(command: Sequence[str], env: dict[str, str]) -> int:
     """Run the command on our own stdin, stdout and stderr; a signal sent to us is the command's to handle."""
     try:
         process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **env})
-    except FileNotFoundError:
-        screen.err.print(f"polar: {command[0]}: command not found")
-        return 127
     except OSError as error:
         screen.err.print(f"polar: {command[0]}: {error.strerror}")
         return 126

@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 import polar
 from polar.cli import options, screen
@@ -51,8 +52,10 @@ def doctor(
     else:
         table = Table(box=None, pad_edge=False, show_header=False)
         for check in checks:
-            mark = "[green]ok[/]" if check.ok else "[yellow]--[/]"
-            table.add_row(mark, check.what, check.detail + (f"\n[dim]fix: {check.fix}[/]" if check.fix else ""))
+            mark = Text("ok", style="green") if check.ok else Text("--", style="yellow")
+            table.add_row(mark, Text(check.what), Text(check.detail))
+            if check.fix:
+                table.add_row("", "", Text(f"fix: {check.fix}", style="dim"))
         screen.out.print(table)
     if engine_url and not checks[-1].ok:
         raise typer.Exit(1)

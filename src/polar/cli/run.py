@@ -86,7 +86,8 @@ def run_to_end(requests: list[TaskRequest], settings: Settings) -> dict[str, Any
         PolarError: it was interrupted; what had not ended goes on when it is run again.
     """
     try:
-        return uvloop.run(_until_signalled(run_folder(requests, settings)))
+        report: dict[str, Any] = uvloop.run(_until_signalled(run_folder(requests, settings)))
+        return report
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise PolarError(f"interrupted: run it again with --out {settings.folder} to go on") from None
 

@@ -18,8 +18,9 @@ STAGES = ("REGISTERED", "INITIALIZING", "READY", "RUNNING", "POST_RUN", "COMPLET
 _FOLDED = {"BUILDING": "POST_RUN", "EVALUATING": "POST_RUN"}
 _COLOURS = {"COMPLETED": "green", "ERROR": "red", "TIMEOUT": "yellow", "RUNNING": "cyan"}
 
-err = Console(stderr=True, highlight=False)
-out = Console(highlight=False)
+# What is printed may hold anything: brackets are not markup, and a line stays one line.
+err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+out = Console(highlight=False, markup=False)
 
 
 class Progress:

@@ -136,7 +136,7 @@ def reply_message(call: int) -> dict[str, Any]:
     function = {"name": "tool_0", "arguments": COMMAND}
     return {
         "role": "assistant",
-        "content": f"{REPLY_TEXT} Step {call}.",
+        "content": REPLY_TEXT,
         "tool_calls": [{"id": call_id(call), "type": "function", "function": function}],
     }
 

@@ -38,7 +38,7 @@ class InstantTokens:
     def __init__(self, model_folder: Path) -> None:
         make_tiny_model(model_folder)
         text = f'{REPLY_TEXT}\n<tool_call>\n{{"name": "tool_0", "arguments": {COMMAND}}}\n</tool_call><|im_end|>'
-        self._reply = Tokenizer.load(model_folder).encode(text).tolist()
+        self._reply = Tokenizer.load(model_folder).encode(text)
         self._logprobs = [-0.5] * len(self._reply)
         self.info = EngineInfo("bench", "bench", 1 << 20, str(model_folder))
 

@@ -20,7 +20,7 @@ from polar.contract.errors import PolarError
 app = typer.Typer(
     name="polar",
     help="Reinforcement learning over agent harnesses as they are.",
-    no_args_is_help=True,
+    no_args_is_help=False,
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from polar.dialects.anthropic import AnthropicMessages
 from polar.dialects.base import Dialect
 from polar.dialects.openai_chat import OpenAIChat
 
-DIALECTS: tuple[Dialect, ...] = (OpenAIChat(),)
+DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), AnthropicMessages())

@@ -1,0 +1,391 @@
+"""Anthropic Messages: ``POST /v1/messages``.
+
+The dialect of Claude Code, and one of those that opencode, pi and OpenHands speak. Source of the shapes: the
+public API reference and the wire as those harnesses and the vendor's SDKs speak it. Unknown request fields are
+passed over, as the vendor adds some every week.
+
+Thinking is in a reply only if the request asks for it, as clients of this API expect; the record has it in
+any case. Tool calls are sent whole, at the end of a stream: their input must be an object, and only the whole
+text tells whether it is one. What is held back or hidden is a ``ping``, so that no client takes it for silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import orjson
+
+from polar.contract.chat import (
+    Chat,
+    Delta,
+    Message,
+    Part,
+    ReasoningDelta,
+    Sampling,
+    Text,
+    TextDelta,
+    Tool,
+    ToolCall,
+    Usage,
+)
+from polar.dialects.anthropic_content import Block, InMessage, input_of, joined, to_messages
+from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder
+
+BILLING = "x-anthropic-billing-header:"
+"""Claude Code begins its system prompt with this line. It has a hash of the first user message, so it differs
+between conversations that are otherwise the same."""
+SIGNATURE = "cG9sYXI="
+"""Clients want thinking to be signed. We sign nothing and check nothing: any signature is taken back."""
+
+Thinking = Literal["shown", "omitted", "hidden"]
+"""How a reply's thinking reaches the client: as it is, as a block without its text, or not at all."""
+
+# ---- parse request ---------------------------------------------------------------------------------------
+
+
+class _Tool(msgspec.Struct):
+    type: str | None = None
+    name: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _ToolChoice(msgspec.Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Thinking(msgspec.Struct):
+    type: str
+    display: str | None = None
+
+
+class _Format(msgspec.Struct):
+    type: str
+    schema: dict[str, Any] | None = None
+
+
+class _OutputConfig(msgspec.Struct):
+    format: _Format | None = None
+
+
+class _Request(msgspec.Struct):
+    model: str
+    messages: list[InMessage]
+    system: str | list[Block] | None = None
+    stream: bool | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: _ToolChoice | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    thinking: _Thinking | None = None
+    output_config: _OutputConfig | None = None
+    output_format: _Format | None = None
+    mcp_servers: list[Any] | None = None
+
+
+_decoder = msgspec.json.Decoder(_Request)
+
+
+class AnthropicMessages:
+    """The dialect (see ``polar.dialects.base.Dialect``)."""
+
+    name = "anthropic"
+    routes: Sequence[Route] = (
+        Route("POST", r"/v1/messages", "generate"),
+        Route("POST", r"/v1/messages/count_tokens", "count"),
+    )
+
+    def parse(self, body: bytes, headers: Mapping[str, str], path: Mapping[str, str]) -> Call:
+        try:
+            request = _decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise CallError("bad_request", f"The request body is not valid: {error}") from None
+        if not request.messages:
+            raise CallError("bad_request", "messages: at least one message is required")
+        tools, warnings = _tools(request)
+        messages, subagent = _system(request.system)
+        for index, message in enumerate(request.messages):
+            messages += to_messages(message, f"messages.{index}", warnings)
+        chat = Chat(
+            model=request.model,
+            messages=tuple(messages),
+            tools=tools,
+            tool_choice=_tool_choice(request, tools, warnings),
+            sampling=_sampling(request),
+            response_format=_response_format(request),
+            template_args=_template_args(request),
+        )
+        subagent = subagent or "x-claude-code-agent-id" in headers
+        hint = "subagent" if subagent else None
+        return Call(chat, bool(request.stream), _thinking(request), tuple(warnings), hint)
+
+    # ---- encode reply ------------------------------------------------------------------------------------
+
+    def encode(self, call: Call, answer: Answer) -> Response:
+        body = {
+            **_head(answer.completion_id, answer.model, answer.usage),
+            "content": _content(answer.message, call.options),
+            "stop_reason": _stop_reason(answer),
+            "stop_sequence": _stop_sequence(answer),
+        }
+        return Response(200, orjson.dumps(body))
+
+    # ---- encode stream -----------------------------------------------------------------------------------
+
+    def stream(self, call: Call) -> StreamEncoder:
+        return _MessageStream(thinking=call.options)
+
+    # ---- errors ------------------------------------------------------------------------------------------
+
+    def error(self, error: CallError) -> Response:
+        status, kind = _ERRORS[error.kind]
+        headers = {"retry-after": str(error.retry_after)} if error.retry_after is not None else {}
+        if status < 500:
+            # The vendor's SDKs obey this header; without it some try a 401 or a 410 again.
+            headers["x-should-retry"] = "false"
+        return Response(status, orjson.dumps(_error_body(_error_text(error), kind)), headers)
+
+    # ---- side routes -------------------------------------------------------------------------------------
+
+    def count(self, tokens: int) -> Response:
+        return Response(200, orjson.dumps({"input_tokens": tokens}))
+
+    def models(self, names: Sequence[str]) -> Response:
+        data = [_model(name) for name in names]
+        first, last = (names[0], names[-1]) if names else (None, None)
+        return Response(200, orjson.dumps({"data": data, "has_more": False, "first_id": first, "last_id": last}))
+
+    def model(self, name: str) -> Response:
+        return Response(200, orjson.dumps(_model(name)))
+
+
+def _system(system: str | list[Block] | None) -> tuple[list[Message], bool]:
+    """The system message, if there is one, without the billing line, and whether that line says that a
+    sub-agent calls."""
+    texts = [system] if isinstance(system, str) else [block.text or "" for block in system or ()]
+    subagent = False
+    parts: list[Part] = []
+    for text in texts:
+        if text.startswith(BILLING):
+            line, _, rest = text.partition("\n")
+            subagent = subagent or "cc_is_subagent=true" in line
+            text = rest.lstrip("\n")
+        if text:
+            parts.append(Text(text))
+    return ([Message("system", joined(parts))] if parts else []), subagent
+
+
+def _tools(request: _Request) -> tuple[tuple[Tool, ...], list[str]]:
+    tools: list[Tool] = []
+    warnings: list[str] = []
+    for index, tool in enumerate(request.tools or ()):
+        if tool.input_schema is None and tool.type not in (None, "custom"):
+            warnings.append(f"tools.{index} of type '{tool.type}' was dropped: nothing here can run or describe it")
+        elif not tool.name:
+            raise CallError("bad_request", f"tools.{index}.name: Field required")
+        else:
+            tools.append(Tool(tool.name, tool.description, tool.input_schema, tool.strict))
+    if request.mcp_servers:
+        warnings.append("mcp_servers were passed over: the harness must run them")
+    return tuple(tools), warnings
+
+
+def _tool_choice(request: _Request, tools: tuple[Tool, ...], warnings: list[str]) -> str | None:
+    choice = request.tool_choice
+    if choice is None or not tools:
+        return None
+    if choice.disable_parallel_tool_use:
+        warnings.append("tool_choice.disable_parallel_tool_use was passed over: the model may make several calls")
+    if choice.type != "tool":
+        return "required" if choice.type == "any" else choice.type
+    if choice.name not in [tool.name for tool in tools]:
+        warnings.append(f"tool_choice was dropped: there is no tool '{choice.name}'")
+        return None
+    return choice.name
+
+
+def _sampling(request: _Request) -> Sampling:
+    return Sampling(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        max_tokens=request.max_tokens,
+        stop=tuple(text for text in request.stop_sequences or () if text),
+    )
+
+
+def _response_format(request: _Request) -> dict[str, Any] | None:
+    wanted = (request.output_config.format if request.output_config else None) or request.output_format
+    if wanted is None or wanted.schema is None:
+        return None
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": wanted.schema, "strict": True}}
+
+
+def _template_args(request: _Request) -> dict[str, Any]:
+    """``adaptive`` leaves it to the model, and so to its template."""
+    kind = request.thinking.type if request.thinking else None
+    return {"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else {}
+
+
+def _thinking(request: _Request) -> Thinking:
+    if request.thinking is None or request.thinking.type == "disabled":
+        return "hidden"
+    return "omitted" if request.thinking.display == "omitted" else "shown"
+
+
+def _head(completion_id: str, model: str, usage: Usage) -> dict[str, Any]:
+    return {
+        "id": f"msg_{completion_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(usage),
+    }
+
+
+def _content(message: Message, thinking: Thinking) -> list[dict[str, Any]]:
+    """A reply's blocks: thinking, then text, then tool calls."""
+    blocks: list[dict[str, Any]] = []
+    if message.reasoning and thinking != "hidden":
+        thought = message.reasoning if thinking == "shown" else ""
+        blocks.append({"type": "thinking", "thinking": thought, "signature": SIGNATURE})
+    if message.content:
+        blocks.append({"type": "text", "text": message.content})
+    for call in message.tool_calls:
+        blocks.append({**_tool_use(call), "input": orjson.Fragment(input_of(call.arguments))})
+    return blocks
+
+
+def _tool_use(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _stop_reason(answer: Answer) -> str:
+    if _stop_sequence(answer) is not None:
+        return "stop_sequence"
+    return {"length": "max_tokens", "tool_calls": "tool_use"}.get(answer.finish_reason, "end_turn")
+
+
+def _stop_sequence(answer: Answer) -> str | None:
+    """The stop sequence, if it is why the reply ended: tool calls before it are still to be run."""
+    return answer.stop_sequence if answer.finish_reason == "stop" else None
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+class _MessageStream:
+    """One streamed reply as ``message_start`` ... ``message_stop`` events."""
+
+    content_type = "text/event-stream; charset=utf-8"
+
+    def __init__(self, *, thinking: Thinking) -> None:
+        self.keepalive = b": keepalive\n\n"  # clients want message_start to be the first event
+        self._thinking = thinking
+        self._open: str | None = None  # the type of the block that is being sent
+        self._index = 0
+
+    def start(self, completion_id: str, created: float, model: str, prompt_tokens: int) -> bytes:
+        self.keepalive = _PING
+        return _event("message_start", message=_head(completion_id, model, Usage(prompt_tokens, 0)))
+
+    def delta(self, delta: Delta) -> bytes:
+        if isinstance(delta, TextDelta):
+            return self._enter("text", text="") + self._piece("text_delta", text=delta.text) if delta.text else b""
+        if not isinstance(delta, ReasoningDelta) or self._thinking == "hidden":
+            return _PING
+        begin = self._enter("thinking", thinking="", signature="")
+        if self._thinking == "omitted":
+            return begin + _PING
+        return begin + self._piece("thinking_delta", thinking=delta.text)
+
+    def finish(self, answer: Answer) -> bytes:
+        out = [self._leave()]
+        for call in answer.message.tool_calls:
+            out.append(self._enter(**_tool_use(call)))
+            out.append(self._piece("input_json_delta", partial_json=input_of(call.arguments).decode()))
+            out.append(self._leave())
+        ending = {"stop_reason": _stop_reason(answer), "stop_sequence": _stop_sequence(answer)}
+        out.append(_event("message_delta", delta=ending, usage=_usage(answer.usage)))
+        out.append(_event("message_stop"))
+        return b"".join(out)
+
+    def error(self, error: CallError) -> bytes:
+        _, kind = _ERRORS[error.kind]
+        return _event(**_error_body(_error_text(error), kind))
+
+    def _enter(self, type: str, **fields: Any) -> bytes:
+        """Begin a block of this type, unless one is open."""
+        if self._open == type:
+            return b""
+        out = self._leave()
+        self._open = type
+        return out + _event("content_block_start", index=self._index, content_block={"type": type, **fields})
+
+    def _leave(self) -> bytes:
+        """End the open block, if there is one."""
+        if self._open is None:
+            return b""
+        signed = self._piece("signature_delta", signature=SIGNATURE) if self._open == "thinking" else b""
+        out = signed + _event("content_block_stop", index=self._index)
+        self._open = None
+        self._index += 1
+        return out
+
+    def _piece(self, type: str, **fields: Any) -> bytes:
+        return _event("content_block_delta", index=self._index, delta={"type": type, **fields})
+
+
+def _event(type: str, **fields: Any) -> bytes:
+    return b"event: " + type.encode() + b"\ndata: " + orjson.dumps({"type": type, **fields}) + b"\n\n"
+
+
+_PING = _event("ping")
+
+_ERRORS: dict[str, tuple[int, str]] = {
+    "bad_request": (400, "invalid_request_error"),
+    "unauthorized": (401, "authentication_error"),
+    "not_found": (404, "not_found_error"),
+    "conflict": (400, "invalid_request_error"),
+    "gone": (410, "invalid_request_error"),
+    "too_large": (413, "request_too_large"),
+    "context_length": (400, "invalid_request_error"),
+    # The vendor's own is 529, after which some clients give up sooner than after 503.
+    "overloaded": (503, "overloaded_error"),
+    "unavailable": (502, "api_error"),
+    "internal": (500, "api_error"),
+}
+
+
+def _error_text(error: CallError) -> str:
+    """Of a prompt over the context, in the words that make Claude Code compact."""
+    if error.kind != "context_length":
+        return error.message
+    if error.prompt_tokens is None or error.max_tokens is None:
+        return f"prompt is too long: {error.message}"
+    return f"prompt is too long: {error.prompt_tokens} tokens > {error.max_tokens} maximum"
+
+
+def _error_body(message: str, kind: str) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": kind, "message": message}}

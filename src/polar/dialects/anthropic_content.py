@@ -1,0 +1,201 @@
+"""Anthropic content blocks to messages and back.
+
+Why beside the dialect: one message of this API may be several of a chat's (tool results, and text around
+them, stand inside a user message), and a tool's input must be an object, whatever the model sampled.
+
+Where the model's arguments are no JSON object, the client gets ``{"__unparsedToolInput": {"raw": TEXT}}``.
+The key is the one that Claude Code itself uses for input that it can't parse, and an input of this form is
+read as its raw text again, so that the history says what was sampled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import orjson
+
+from polar.contract.chat import Image, Message, Part, Text, ToolCall
+from polar.dialects.base import CallError
+
+UNPARSED = "__unparsedToolInput"
+
+
+class Source(msgspec.Struct):
+    """Where an image or a document is."""
+
+    type: str | None = None
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+    content: str | list[Block] | None = None
+
+
+class Block(msgspec.Struct):
+    """A content block of any type: the fields that some type has. ``source`` of a search result is a string,
+    ``content`` of a failed server tool is an object."""
+
+    type: str
+    text: str | None = None
+    source: Source | str | None = None
+    tool_use_id: str | None = None
+    content: str | list[Block] | dict[str, Any] | None = None
+    is_error: bool | None = None
+    id: str | None = None
+    name: str | None = None
+    input: msgspec.Raw = msgspec.Raw()
+    thinking: str | None = None
+    tool_name: str | None = None
+
+
+class InMessage(msgspec.Struct):
+    """A message of a request."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+# ---- content ---------------------------------------------------------------------------------------------
+
+
+def to_messages(message: InMessage, where: str, warnings: list[str]) -> list[Message]:
+    """The messages that a message stands for, in the order of its blocks.
+
+    Args:
+        where: the message's place in the request, for errors.
+        warnings: gets a line for each block that the model can't be given.
+
+    Raises:
+        CallError: ``bad_request``, with the field at fault.
+    """
+    if isinstance(message.content, str):
+        return [Message(message.role, message.content)]
+    if message.role == "assistant":
+        return [_assistant(message.content, where, warnings)]
+    if message.role == "system":
+        return [Message("system", joined(_parts(message.content, where, warnings)))]
+    return _user(message.content, where, warnings)
+
+
+def joined(parts: list[Part]) -> str | tuple[Part, ...]:
+    """Parts as a message's content: one text is the same as a string."""
+    if len(parts) == 1 and isinstance(parts[0], Text):
+        return parts[0].text
+    return tuple(parts) or ""
+
+
+def _user(blocks: list[Block], where: str, warnings: list[str]) -> list[Message]:
+    """Tool results are messages of their own, and so are the texts and images between them. A tool message
+    holds text only: images in a result are the user's, right after it."""
+    out: list[Message] = []
+    parts: list[Part] = []
+    for index, block in enumerate(blocks):
+        place = f"{where}.content.{index}"
+        if block.type != "tool_result":
+            parts += _parts([block], place, warnings)
+            continue
+        if parts:
+            out.append(Message("user", joined(parts)))
+        result = _parts(block.content, place, warnings)
+        texts: list[Part] = [part for part in result if isinstance(part, Text)]
+        parts = [part for part in result if isinstance(part, Image)]
+        # A failed call says so in its text; with none, an empty result would read as a success.
+        failed = "Error" if block.is_error else ""
+        call_id = _required(block.tool_use_id, f"{place}.tool_use_id")
+        out.append(Message("tool", joined(texts) or failed, tool_call_id=call_id))
+    if parts or not out:
+        out.append(Message("user", joined(parts)))
+    return out
+
+
+def _assistant(blocks: list[Block], where: str, warnings: list[str]) -> Message:
+    """Text blocks are joined without anything between: a reply whose text was cut into several is one text."""
+    text: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for index, block in enumerate(blocks):
+        place = f"{where}.content.{index}"
+        if block.type == "text":
+            text.append(block.text or "")
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type == "tool_use":
+            name = _required(block.name, f"{place}.name")
+            calls.append(ToolCall(_required(block.id, f"{place}.id"), name, arguments_of(block.input, place)))
+        elif block.type != "redacted_thinking":
+            warnings.append(f"{place} of type '{block.type}' was dropped: it can't be given to this model")
+    return Message("assistant", "".join(text), reasoning="".join(thoughts) or None, tool_calls=tuple(calls))
+
+
+def _parts(content: str | list[Block] | dict[str, Any] | None, where: str, warnings: list[str]) -> list[Part]:
+    """Texts and images, without empty texts. In place of what is neither, the model is told what it misses."""
+    if content is None or isinstance(content, str):
+        return [Text(content)] if content else []
+    parts: list[Part] = []
+    for block in content if isinstance(content, list) else ():
+        source = block.source if isinstance(block.source, Source) else Source()
+        if block.type == "text":
+            parts += [Text(block.text)] if block.text else []
+        elif block.type == "image" and source.url:
+            parts.append(Image(source.url))
+        elif block.type == "image" and source.data:
+            parts.append(Image(f"data:{source.media_type or 'image/png'};base64,{source.data}"))
+        elif block.type == "document" and source.type == "text" and source.data:
+            parts.append(Text(source.data))
+        elif block.type == "document" and source.content:
+            parts += _parts(source.content, where, warnings)
+        elif block.type == "search_result":
+            parts += _parts(block.content, where, warnings)
+        elif block.type == "tool_reference":
+            parts.append(Text(f"The tool {block.tool_name} can be called now."))
+        else:
+            warnings.append(f"a block of type '{block.type}' in {where} was left out: it is no text and no image")
+            parts.append(Text(f"[{block.type} left out: only text and images can be read]"))
+    return parts
+
+
+def _required(value: str | None, field: str) -> str:
+    if not value:
+        raise CallError("bad_request", f"{field}: Field required")
+    return value
+
+
+# ---- arguments -------------------------------------------------------------------------------------------
+
+
+def arguments_of(value: msgspec.Raw, where: str) -> str:
+    """The arguments text of a tool's input: the client's own JSON, or the raw text that it wraps."""
+    try:
+        text = bytes(value).decode()
+    except UnicodeError:
+        raise CallError("bad_request", f"{where}.input: not valid UTF-8") from None
+    raw = _wrapped(text)
+    return text if raw is None else raw
+
+
+def input_of(arguments: str) -> bytes:
+    """Sampled arguments as the JSON of a tool's input, which is an object in any case."""
+    if not arguments.strip():
+        return b"{}"
+    # What looks like our wrapper is wrapped as well, so that reading it gives back what was sampled.
+    if _object(arguments) is not None and _wrapped(arguments) is None:
+        return arguments.encode()
+    return orjson.dumps({UNPARSED: {"raw": arguments}})
+
+
+def _wrapped(text: str) -> str | None:
+    """The raw text inside, if this is a wrapper (Claude Code's own has a length beside it)."""
+    if UNPARSED not in text:
+        return None
+    value = _object(text)
+    inner = value.get(UNPARSED) if value is not None and len(value) == 1 else None
+    raw = inner.get("raw") if isinstance(inner, dict) else None
+    return raw if isinstance(raw, str) else None
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

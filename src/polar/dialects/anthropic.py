@@ -112,8 +112,11 @@ class AnthropicMessages:
             raise CallError("bad_request", "messages: at least one message is required")
         tools, warnings = _tools(request)
         messages, subagent = _system(request.system)
-        for index, message in enumerate(request.messages):
-            messages += to_messages(message, f"messages.{index}", warnings)
+        try:
+            for index, message in enumerate(request.messages):
+                messages += to_messages(message, f"messages.{index}", warnings)
+        except RecursionError:
+            raise CallError("bad_request", "messages: documents are nested too deeply") from None
         chat = Chat(
             model=request.model,
             messages=tuple(messages),

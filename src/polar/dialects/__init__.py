@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from polar.dialects.anthropic import AnthropicMessages
 from polar.dialects.base import Dialect
+from polar.dialects.gemini import Gemini
 from polar.dialects.openai_chat import OpenAIChat
+from polar.dialects.openai_completions import OpenAICompletions
+from polar.dialects.openai_responses import OpenAIResponses
 
-DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), AnthropicMessages())
+DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), AnthropicMessages(), OpenAIResponses(), Gemini(), OpenAICompletions())

@@ -47,7 +47,16 @@ class CallError(Exception):
         self.retry_after = retry_after
 
 
-Action = Literal["generate", "count", "models", "model"]
+class PreviousNotFound(CallError):
+    """The earlier reply that a call goes on from (``Call.previous_id``) is not in its session."""
+
+    def __init__(self, previous_id: str) -> None:
+        super().__init__("not_found", f"No earlier reply {previous_id} in this session: send the whole conversation")
+        self.previous_id = previous_id
+
+
+Action = Literal["generate", "count", "models", "model", "upgrade_refused"]
+"""``upgrade_refused``: a WebSocket is asked for where only plain HTTP is served (426)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,8 @@ class Route:
     method: str
     pattern: str
     action: Action
+    header: str | None = None
+    """A lower-case header that only this API's clients send: it decides where two APIs have the same path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,11 @@ class Call:
     warnings: tuple[str, ...] = ()
     """What was asked for and could not be honoured: one line each, naming the field."""
     role_hint: str | None = None
+    previous_id: str | None = None
+    """The completion whose whole conversation, reply included, stands before these messages."""
+    instructions: int = 0
+    """How many of the first messages hold for this call only: a call that names it as its previous one does not
+    inherit them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The input items and tools of OpenAI's Responses API as messages and functions.
+"""The items and tools of OpenAI's Responses API as messages and functions, and back.
 
 Why apart from the dialect: this API tells a conversation as a flat list of items, where one reply is several of
 them (its thinking, its text, each of its calls) and tools come in kinds that no chat template knows. Everything
@@ -274,7 +274,7 @@ class _ItemReader:
         self._end_outputs()
         warnings = [f"input items of type {_listed(self._dropped)} were dropped"] if self._dropped else []
         if self._foreign:
-            warnings.append("reasoning that another provider encrypted was dropped")
+            warnings.append("reasoning that this server did not give was dropped")
         return self._messages, warnings
 
     def _message(self, message: _Message, where: str) -> None:
@@ -357,3 +357,105 @@ def _arguments(arguments: str | dict[str, Any] | None) -> str:
 
 def _listed(kinds: Sequence[str]) -> str:
     return ", ".join(f"'{kind}'" for kind in dict.fromkeys(kinds))
+
+
+# ---- output items ----------------------------------------------------------------------------------------
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputItem:
+    """One item of a reply: its body in any state, and what its events are called.
+
+    ``event`` names the events of its text: ``response.{event}.delta`` and ``.done``.
+    """
+
+    prefix: str
+    event: str
+
+    def __init__(self, completion_id: str, index: int, text: str = "") -> None:
+        self.id = f"{self.prefix}_{completion_id}_{index}"
+        self.index = index
+        self.pieces = [text]
+
+    @property
+    def text(self) -> str:
+        """All of its text so far."""
+        return "".join(self.pieces)
+
+    def body(self, status: Status) -> dict[str, Any]:
+        """The item; without its text while it is in progress."""
+        raise NotImplementedError
+
+    def part(self, text: str) -> dict[str, Any] | None:
+        """The content part that holds its text; ``None`` where the text stands in the item itself."""
+        return None
+
+    def done(self) -> dict[str, Any]:
+        """The fields of the event that ends its text."""
+        return {"text": self.text}
+
+
+class ReasoningItem(OutputItem):
+    """The thinking, in the open and sealed: some clients send back the one, some the other."""
+
+    prefix, event = "rs", "reasoning_text"
+
+    def body(self, status: Status) -> dict[str, Any]:
+        """The item."""
+        item: dict[str, Any] = {"id": self.id, "type": "reasoning", "status": status, "summary": []}
+        if status == "in_progress":
+            return item | {"content": [], "encrypted_content": None}
+        return item | {"content": [self.part(self.text)], "encrypted_content": seal(self.text)}
+
+    def part(self, text: str) -> dict[str, Any]:
+        """Its content part."""
+        return {"type": "reasoning_text", "text": text}
+
+
+class TextItem(OutputItem):
+    """The visible answer."""
+
+    prefix, event = "msg", "output_text"
+
+    def body(self, status: Status) -> dict[str, Any]:
+        """The item."""
+        content = [self.part(self.text)] if status != "in_progress" else []
+        return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+    def part(self, text: str) -> dict[str, Any]:
+        """Its content part."""
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    def done(self) -> dict[str, Any]:
+        """The fields of ``response.output_text.done``."""
+        return {"text": self.text, "logprobs": []}
+
+
+class CallItem(OutputItem):
+    """A call, under the client's own name for the tool. Its text is the arguments as sampled."""
+
+    def __init__(self, completion_id: str, index: int, call: ToolCall, names: ToolNames) -> None:
+        self.origin = names.origin(call.name)
+        self.prefix = "ctc" if self.origin.custom else "fc"
+        self.event = "custom_tool_call_input" if self.origin.custom else "function_call_arguments"
+        self.call_id = call.id
+        super().__init__(completion_id, index, call.arguments)
+
+    def body(self, status: Status) -> dict[str, Any]:
+        """The item."""
+        origin = self.origin
+        kind = "custom_tool_call" if origin.custom else "function_call"
+        item = {"id": self.id, "type": kind, "status": status, "call_id": self.call_id, "name": origin.name}
+        if origin.namespace is not None:
+            item["namespace"] = origin.namespace
+        field, text = self._said()
+        return item | {field: text if status != "in_progress" else ""}
+
+    def done(self) -> dict[str, Any]:
+        """The fields of the event that ends the arguments or the input."""
+        field, text = self._said()
+        return {field: text} if self.origin.custom else {field: text, "name": self.origin.name}
+
+    def _said(self) -> tuple[str, str]:
+        return ("input", custom_input(self.text)) if self.origin.custom else ("arguments", self.text)

@@ -53,6 +53,7 @@ class Gateway:
         self._routes = [
             (route, re.compile(route.pattern), dialect) for dialect in dialects for route in dialect.routes
         ]
+        self._routes.sort(key=lambda entry: entry[0].header is None)
         self._plain = dialects[0]
 
     def open(self, session: LiveSession) -> None:
@@ -78,7 +79,7 @@ class Gateway:
             if path == "/" and scope["method"] in ("GET", "HEAD"):
                 await exchange.respond(Response(200, b""))
                 return
-            route, dialect, variables = self._route(scope["method"], path)
+            route, dialect, variables = self._route(scope["method"], path, exchange.headers)
             session = self._session(key or exchange.key())
             await self._act(exchange, session, route, dialect, variables | exchange.query)
         except CallError as error:
@@ -90,9 +91,11 @@ class Gateway:
 
     # ---- who calls what ----------------------------------------------------------------------------------
 
-    def _route(self, method: str, path: str) -> tuple[Route, Dialect, dict[str, str]]:
+    def _route(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[Route, Dialect, dict[str, str]]:
         for route, pattern, dialect in self._routes:
-            match = pattern.fullmatch(path) if method == route.method else None
+            if method != route.method or (route.header is not None and route.header not in headers):
+                continue
+            match = pattern.fullmatch(path)
             if match is not None:
                 return route, dialect, {name: unquote(text) for name, text in match.groupdict().items() if text}
         raise CallError("not_found", f"Nothing is served at {method} {path}")
@@ -121,13 +124,16 @@ class Gateway:
         if route.action == "model":
             await exchange.respond(dialect.model(variables["model"]))
             return
+        if route.action == "upgrade_refused":
+            await exchange.respond(Response(426, b"", {"upgrade": "HTTP/1.1"}))
+            return
         body = await exchange.body()
         work = (body, dialect, route, exchange.headers, variables)
         digest, parsed = await asyncio.to_thread(_read, *work) if len(body) > OFF_LOOP else _read(*work)
         if session.closed:
             raise CallError("gone", "This session is over: its key takes no more calls")
         if route.action == "count":
-            await exchange.respond(dialect.count(self.pipeline.backend.count(parsed.chat)))
+            await exchange.respond(dialect.count(self.pipeline.backend.count(session.whole(parsed))))
             return
         for warning in parsed.warnings:
             log.warning("session %s: %s", session.session_id, warning)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
@@ -46,7 +47,7 @@ class Recording:
         self.request = request
         self.seq = next(session.sequence)
         self.created_at = time.time()
-        self.chat = session.pinned(parsed.chat)
+        self.chat = session.pinned(session.whole(parsed))
         self.attachment = session.graph.attach(self.chat.messages)
         self.chat = msgspec.structs.replace(self.chat, messages=self.attachment.messages)
         self.prompt_ids: Ids = NO_IDS
@@ -145,7 +146,7 @@ class Recording:
             outcome=outcome,
             detail=detail,
             role_hint=self.parsed.role_hint,
-            metadata={"warnings": list(self.parsed.warnings)} if self.parsed.warnings else {},
+            metadata=_metadata(self.parsed),
         )
 
 
@@ -257,6 +258,15 @@ class Pipeline:
             raise CallError("gone", f"The session is over: {error}") from None
         recording.session.graph.add(completion)
         recording.session.states[completion.completion_id] = recording.state
+
+
+def _metadata(parsed: Call) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    if parsed.warnings:
+        metadata["warnings"] = list(parsed.warnings)
+    if parsed.instructions:
+        metadata["instructions"] = parsed.instructions
+    return metadata
 
 
 def _answer(completion: Completion) -> Answer:

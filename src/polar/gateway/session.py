@@ -11,6 +11,7 @@ import msgspec
 from polar.capture.graph import SessionGraph
 from polar.capture.retries import RetryLedger
 from polar.contract.chat import Chat, Sampling
+from polar.dialects.base import Call, PreviousNotFound
 from polar.gateway.call import ModelCall
 
 
@@ -38,6 +39,21 @@ class LiveSession:
     closed: bool = False
     broken: str | None = None
     sequence: itertools.count[int] = field(default_factory=itertools.count)
+
+    def whole(self, call: Call) -> Chat:
+        """The call with its whole conversation, where it sent only what is new since an earlier reply.
+
+        Raises:
+            PreviousNotFound: that reply is not in this session.
+        """
+        if call.previous_id is None:
+            return call.chat
+        previous = self.graph.get(call.previous_id)
+        if previous is None:
+            raise PreviousNotFound(call.previous_id)
+        earlier = self.graph.conversation(previous)[previous.metadata.get("instructions", 0) :]
+        own, new = call.chat.messages[: call.instructions], call.chat.messages[call.instructions :]
+        return msgspec.structs.replace(call.chat, messages=(*own, *earlier, *new))
 
     def pinned(self, chat: Chat) -> Chat:
         """The call with the task's sampling settings over the harness's own; ``max_tokens`` is a bound."""

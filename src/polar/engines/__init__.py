@@ -32,6 +32,8 @@ def make_engine(
     """
     if kind not in KINDS:
         raise UsageError(f"unknown engine {kind!r}: use {', '.join(KINDS)}")
+    if mode not in (None, "tito", "chat"):
+        raise UsageError(f"unknown mode {mode!r}: use tito or chat")
     if kind == "local":
         if mode == "chat":
             raise UsageError("the embedded engine takes token ids: leave out --mode chat")

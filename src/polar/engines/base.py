@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
-from polar.contract.arrays import Ids
+from polar.contract.arrays import NO_IDS, Ids
 from polar.contract.chat import Chat, Delta, FinishReason, Message, Sampling, Usage
 from polar.contract.completion import WeightSpan
 
@@ -130,9 +130,12 @@ class ChatEngine(Engine, Protocol):
     """Messages in; text, and the ids behind it, out."""
 
     def chat(
-        self, chat: Chat, *, request_id: str, affinity: str, stream: bool = True
+        self, chat: Chat, *, request_id: str, affinity: str, stream: bool = True, expected: Ids = NO_IDS
     ) -> AsyncGenerator[ChatChunk, None]:
         """Sample a reply: piece by piece, or with ``stream=False`` as one chunk, which costs less.
+
+        ``expected`` are ids with which the prompt probably begins. It changes nothing but the time that reading
+        the engine's own ids takes.
 
         Raises:
             EngineError: at the first step or in the middle; ``no_token_ids`` names the missing field and URL.

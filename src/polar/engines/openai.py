@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
+from polar.contract.arrays import NO_IDS, Ids
 from polar.contract.chat import Chat
 from polar.contract.errors import UsageError
 from polar.engines.base import ChatChunk, EngineError, EngineInfo
@@ -96,7 +97,7 @@ class OpenAIEngine:
                 await session.close()
 
     async def chat(
-        self, chat: Chat, *, request_id: str, affinity: str, stream: bool = True
+        self, chat: Chat, *, request_id: str, affinity: str, stream: bool = True, expected: Ids = NO_IDS
     ) -> AsyncGenerator[ChatChunk, None]:
         """One call. Closing the iterator (or cancelling its reader) closes the connection to the engine, which
         ends the generation there.
@@ -110,7 +111,9 @@ class OpenAIEngine:
         async with self._slot():
             response = await self._open(body, headers)
             try:
-                reader = ReplyReader(self._endpoint, require_token_ids=self._require_token_ids)
+                reader = ReplyReader(
+                    self._endpoint, require_token_ids=self._require_token_ids, expected=expected
+                )
                 if not stream:
                     reader.feed(await self._read_all(response))
                     yield reader.finish()

@@ -60,13 +60,13 @@ class Layer:
 
 
 class _View:
-    """Where a piece's rows lie in the batch, and its keys and values by layer."""
+    """Where a piece's rows lie in the batch, and its keys and values by layer, each with a batch of 1 in front."""
 
     def __init__(self, piece: Piece, start: int, groups: int) -> None:
         n = len(piece.ids)
-        self.rows = slice(start, start + n)
+        self.start, self.end = start, start + n
         new, keys, values = piece.kv.append(piece.ids)
-        self.new, self.keys, self.values = new.unbind(0), keys.unbind(0), values.unbind(0)
+        self.new, self.keys, self.values = new.unbind(0), keys[:, None].unbind(0), values[:, None].unbind(0)
         self.mask: Tensor | None = None
         if n > 1:
             # One row per query; the query heads of a group are folded into the rows, so that keys and
@@ -75,6 +75,23 @@ class _View:
             position = torch.arange(end - n, end)
             hidden = torch.arange(end)[None] > position[:, None]
             self.mask = torch.zeros(n, end).masked_fill_(hidden, float("-inf")).repeat(groups, 1)
+
+    def write(self, layer: int, pairs: Tensor, rows: Sequence[Tensor]) -> None:
+        """Put the new keys and values in; ``pairs`` is [batch rows, 2, kv_heads, 1, head_dim], ``rows`` its rows."""
+        if self.mask is None:
+            self.new[layer].copy_(rows[self.start])
+        else:
+            self.new[layer].copy_(pairs[self.start : self.end, :, :, 0].permute(1, 2, 0, 3))
+
+    def attend(self, layer: int, queries: Tensor, rows: Sequence[Tensor]) -> Tensor:
+        """Attention [n, kv_heads, group, head_dim] of the piece's queries; ``queries`` is [batch rows, 1, kv_heads,
+        group, head_dim], ``rows`` its rows."""
+        keys, values = self.keys[layer], self.values[layer]
+        if self.mask is None:
+            return F.scaled_dot_product_attention(rows[self.start], keys, values)
+        query = queries[self.start : self.end, 0].permute(1, 2, 0, 3).flatten(1, 2)[None]
+        seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask)
+        return seen[0].unflatten(1, (-1, self.end - self.start)).permute(2, 0, 1, 3)
 
 
 class PackedModel:
@@ -121,17 +138,15 @@ class PackedModel:
             norms = zip(turned.split([heads, shared], 1), layer.qk_norms, strict=True)
             turned = torch.cat([self._normed(part, weight) for part, weight in norms], 1)
         qkv[:, : heads + shared] = rotate(turned, cos, sin)
-        queries = qkv[:, :heads]
-        pairs = qkv[:, heads:].unflatten(1, (2, shared)).permute(1, 2, 0, 3)
-        out = torch.empty(len(x), heads, size)
+        # Taking all rows apart at once is far cheaper than slicing for each sequence.
+        queries = qkv[:, :heads].unflatten(1, (1, shared, -1))
+        pairs = qkv[:, heads:].unflatten(1, (2, shared, 1))
+        query_rows, pair_rows = queries.unbind(0), pairs.unbind(0)
+        seen = []
         for view in views:
-            view.new[index].copy_(pairs[:, :, view.rows])
-            query = queries[view.rows].unflatten(1, (shared, -1)).permute(1, 2, 0, 3).flatten(1, 2)[None]
-            seen = F.scaled_dot_product_attention(
-                query, view.keys[index][None], view.values[index][None], attn_mask=view.mask
-            )
-            out[view.rows] = seen[0].unflatten(1, (heads // shared, -1)).permute(2, 0, 1, 3).flatten(1, 2)
-        return out.view(len(x), heads * size)
+            view.write(index, pairs, pair_rows)
+            seen.append(view.attend(index, queries, query_rows))
+        return torch.cat(seen).reshape(len(x), heads * size)
 
 
 def _pack_layer(config: ModelConfig, weights: Mapping[str, Tensor], start: str) -> Layer:

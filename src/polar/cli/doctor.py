@@ -67,7 +67,7 @@ def _python() -> Check:
 
 
 def _engines() -> Iterator[Check]:
-    missing = [name for name in ("torch", "safetensors", "gguf") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
     if missing:
         yield Check(
             "embedded engine",

@@ -44,7 +44,7 @@ def common_prefix(a: Ids, b: Ids) -> int:
 def _to_json(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
-    raise NotImplementedError(f"cannot encode {type(value).__name__}")
+    raise TypeError(f"cannot encode {type(value).__name__}")
 
 
 def _from_json(kind: Any, value: Any) -> Any:
@@ -52,7 +52,7 @@ def _from_json(kind: Any, value: Any) -> Any:
         return np.asarray(value, dtype=np.int32)
     if kind == Floats or kind is Floats:
         return np.asarray(value, dtype=np.float32)
-    raise NotImplementedError(f"cannot decode {kind}")
+    raise TypeError(f"cannot decode {kind}")
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_to_json)

@@ -21,4 +21,4 @@ def json_schema(kind: type) -> dict[str, Any]:
 def _arrays(kind: Any) -> dict[str, Any]:
     if kind is np.ndarray:
         return {"type": "array", "items": {"type": "number"}}
-    raise NotImplementedError(f"{kind} has no JSON schema")
+    raise TypeError(f"{kind} has no JSON schema")

@@ -31,9 +31,12 @@ def pack_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     """``x -> x @ weight.T + bias`` for [rows, columns] float32 input. The result owns its memory."""
     if bias is not None:
         bias = bias.clone()
-    if torch.backends.mkldnn.is_available():
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
-        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    mkldnn = torch.ops.mkldnn
+    # Both operators are torch's own, but not promised by it: without them the plain way is only slower.
+    known = hasattr(mkldnn, "_reorder_linear_weight") and hasattr(mkldnn, "_linear_pointwise")
+    if torch.backends.mkldnn.is_available() and known:
+        packed = mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
+        return lambda x: mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     plain = weight.clone()
     return lambda x: F.linear(x, plain, bias)
 

@@ -7,6 +7,7 @@ as vendors add some every week.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -91,7 +92,7 @@ class _StreamOptions(msgspec.Struct):
 
 class _Request(msgspec.Struct):
     model: str
-    messages: list[_Message]
+    messages: list[msgspec.Raw]
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     tools: list[_Tool] | None = None
@@ -115,6 +116,7 @@ class _Request(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Request)
+_message_decoder = msgspec.json.Decoder(_Message)
 
 
 class OpenAIChat:
@@ -139,7 +141,7 @@ class OpenAIChat:
         tools, warnings = _tools(request)
         chat = Chat(
             model=request.model,
-            messages=tuple(_message(message) for message in request.messages),
+            messages=_messages(request.messages),
             tools=tools,
             tool_choice=_tool_choice(request) if tools else None,
             sampling=_sampling(request),
@@ -191,6 +193,49 @@ class OpenAIChat:
 
     def model(self, name: str) -> Response:
         return Response(200, orjson.dumps(_model(name)))
+
+
+def _messages(raws: Sequence[msgspec.Raw]) -> tuple[Message, ...]:
+    messages: list[Message] = []
+    for index, raw in enumerate(raws):
+        said = bytes(raw)
+        message = _seen.get(said)
+        if message is None:
+            try:
+                message = _message(_message_decoder.decode(said))
+            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                what, _, where = str(error).partition(" - at `$")
+                where = f"$.messages[{index}]{where.removesuffix('`')}"
+                raise CallError("bad_request", f"The request body is not valid: {what} - at `{where}`") from None
+            _seen.put(said, message)
+        messages.append(message)
+    return tuple(messages)
+
+
+class _Seen:
+    """Messages by their JSON: a conversation is sent again with every call, and what was read before is not
+    read again. The oldest go when there are ``limit`` bytes; large ones (images) are not kept at all."""
+
+    def __init__(self, limit: int, largest: int) -> None:
+        self._limit, self._largest = limit, largest
+        self._messages: dict[bytes, Message] = {}
+        self._size = 0
+        self._lock = threading.Lock()  # large bodies are parsed in threads
+        self.get = self._messages.get
+
+    def put(self, said: bytes, message: Message) -> None:
+        if len(said) > self._largest:
+            return
+        with self._lock:
+            if self._messages.setdefault(said, message) is message:
+                self._size += len(said)
+            while self._size > self._limit:
+                oldest = next(iter(self._messages))
+                del self._messages[oldest]
+                self._size -= len(oldest)
+
+
+_seen = _Seen(limit=64 * 1024 * 1024, largest=256 * 1024)
 
 
 def _message(message: _Message) -> Message:

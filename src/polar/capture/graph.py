@@ -13,7 +13,7 @@ All state is the completions themselves: a graph is rebuilt from them at any tim
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -61,7 +61,7 @@ class Attachment:
     ``messages`` is the conversation with every recorded message in its recorded form (a reply with the thinking
     that was sampled). ``parent`` is the completion it continues: its messages and reply are the first
     ``parent_messages`` of them. ``base`` shares the first ``base_messages`` messages (``parent``, if there is
-    one).
+    one), and ``base_ids`` are all its ids, prompt and reply (int32), laid end to end once for the whole call.
     """
 
     messages: tuple[Message, ...]
@@ -69,6 +69,7 @@ class Attachment:
     parent_messages: int = 0
     base: Completion | None = None
     base_messages: int = 0
+    base_ids: Ids = field(default_factory=lambda: NO_IDS, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +112,11 @@ class SessionGraph:
         for depth in range(len(path), 0, -1):
             parent = path[depth - 1].reply_of
             if parent is not None:
-                return Attachment(canonical, parent, depth, parent, depth)
+                return Attachment(canonical, parent, depth, parent, depth, self.ids(parent.completion_id))
         base = path[-1].last if path else None
-        return Attachment(canonical, None, 0, base, len(path) if base is not None else 0)
+        if base is None:
+            return Attachment(canonical)
+        return Attachment(canonical, None, 0, base, len(path), self.ids(base.completion_id))
 
     def place(self, attachment: Attachment, prompt_ids: Ids, declined: str | None = None) -> Placement:
         """How a call with these prompt ids is stored, and why a trace splits here, if it does.
@@ -124,7 +127,7 @@ class SessionGraph:
             declined: the renderer's reason for not extending the parent's tokens, if it gave one.
         """
         base, parent = attachment.base, attachment.parent
-        shared = common_prefix(self.ids(base.completion_id), prompt_ids) if base is not None else 0
+        shared = common_prefix(attachment.base_ids, prompt_ids)
         if parent is not None:
             split = None if shared == parent.total_len else declined or "retokenized"
             if not parent.total_len:
@@ -227,6 +230,8 @@ class SessionGraph:
         if message.role != "assistant":
             return sorted(found, key=lambda child: child.message != message) if len(found) > 1 else found
         found = [n for n in found if n.message and reasoning_agrees(n.message.reasoning, message.reasoning)]
+        if len(found) == 1:
+            return found
         if not found and message.tool_calls:
             found = [
                 child

@@ -12,6 +12,7 @@ sides have it. Tool-call ids are not part of it either, because some harnesses m
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
@@ -23,14 +24,19 @@ Key = tuple[Any, ...]
 
 def message_key(message: Message) -> Key:
     """What was said, hashable: equal for two forms of the same message."""
-    calls = tuple((call.name, arguments_key(call.arguments)) for call in message.tool_calls)
-    return (message.role, _content_key(message.content), calls)
+    calls = tuple([(call.name, arguments_key(call.arguments)) for call in message.tool_calls])
+    content = message.content
+    return (message.role, content if isinstance(content, str) else _content_key(content), calls)
 
 
 def arguments_key(arguments: str) -> str:
     """Tool arguments as canonical JSON; text that is no JSON stands for itself."""
-    if not arguments:
+    if not arguments.strip():
         return "{}"
+    return _short_key(arguments) if len(arguments) <= _SHORT else _json_key(arguments)
+
+
+def _json_key(arguments: str) -> str:
     try:
         return msgspec.json.encode(_canonical(msgspec.json.decode(arguments)), order="sorted").decode()
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
@@ -39,7 +45,7 @@ def arguments_key(arguments: str) -> str:
 
 def is_json_object(arguments: str) -> bool:
     """Whether the arguments parse, as harnesses expect them to."""
-    if not arguments:
+    if not arguments.strip():
         return True
     try:
         return isinstance(msgspec.json.decode(arguments), dict)
@@ -69,9 +75,12 @@ def repaired_calls_agree(recorded: tuple[ToolCall, ...], sent: tuple[ToolCall, .
     )
 
 
-def _content_key(content: str | tuple[Text | Image, ...]) -> Any:
-    if isinstance(content, str):
-        return content
+_SHORT = 2048
+_short_key = functools.lru_cache(maxsize=4096)(_json_key)
+"""A conversation is sent again with every call: arguments seen before are not parsed again."""
+
+
+def _content_key(content: tuple[Text | Image, ...]) -> Any:
     parts = tuple(part for part in content if isinstance(part, Image) or part.text)
     if not parts:
         return ""

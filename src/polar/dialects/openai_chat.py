@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -218,7 +219,7 @@ class _Seen:
 
     def __init__(self, limit: int, largest: int) -> None:
         self._limit, self._largest = limit, largest
-        self._messages: dict[bytes, Message] = {}
+        self._messages: OrderedDict[bytes, Message] = OrderedDict()  # a dict finds its first slowly after many del
         self._size = 0
         self._lock = threading.Lock()  # large bodies are parsed in threads
         self.get = self._messages.get
@@ -230,8 +231,7 @@ class _Seen:
             if self._messages.setdefault(said, message) is message:
                 self._size += len(said)
             while self._size > self._limit:
-                oldest = next(iter(self._messages))
-                del self._messages[oldest]
+                oldest, _ = self._messages.popitem(last=False)
                 self._size -= len(oldest)
 
 

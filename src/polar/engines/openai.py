@@ -111,9 +111,7 @@ class OpenAIEngine:
         async with self._slot():
             response = await self._open(body, headers)
             try:
-                reader = ReplyReader(
-                    self._endpoint, require_token_ids=self._require_token_ids, expected=expected
-                )
+                reader = ReplyReader(self._endpoint, require_token_ids=self._require_token_ids, expected=expected)
                 if not stream:
                     reader.feed(await self._read_all(response))
                     yield reader.finish()

@@ -198,7 +198,7 @@ class ReplyReader:
         """The payload, where its prompt ids begin with the expected ones and go on with others: a comparison of
         bytes instead of reading a quarter of a megabyte of digits. ``None``: read it in full."""
         start = payload.find(_PROMPT_KEY) + len(_PROMPT_KEY) - 1
-        if not len(self._expected) or start < len(_PROMPT_KEY):
+        if start < len(_PROMPT_KEY) or not len(self._expected) or self._prompt is not None:
             return None
         known = orjson.dumps(self._expected, option=orjson.OPT_SERIALIZE_NUMPY)[:-1] + b","
         if not payload.startswith(known, start):
@@ -234,7 +234,7 @@ class ReplyReader:
         if delta is not None:
             self._deltas.feed(delta)
         entries = (choice.logprobs and choice.logprobs.content) or ()
-        logprobs = [_logprob(entry.logprob) for entry in entries]
+        logprobs = [value if type(value := entry.logprob) is float else _logprob(value) for entry in entries]
         ids = choice.token_ids
         if ids is None:
             ids = choice.response_token_ids

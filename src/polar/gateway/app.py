@@ -135,7 +135,8 @@ class Gateway:
         if session.closed:
             raise CallError("gone", "This session is over: its key takes no more calls")
         if route.action == "count":
-            await exchange.respond(dialect.count(self.pipeline.backend.count(session.whole(parsed))))
+            tokens = await self.pipeline.backend.count(session.whole(parsed))
+            await exchange.respond(dialect.count(tokens))
             return
         for warning in parsed.warnings:
             log.warning("session %s: %s", session.session_id, warning)

@@ -6,6 +6,7 @@ reply, and the end.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,6 +20,9 @@ from polar.contract.completion import Mode, WeightSpan
 from polar.dialects.base import CallError
 from polar.engines.base import ChatEngine, Engine, EngineInfo, TokenEngine
 from polar.rendering.base import Declined, Prompt, Renderer, RenderError, Turn
+
+OFF_LOOP = 64 * 1024
+"""Characters of a conversation from which it is rendered in a thread, so that it does not hold up other calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class Backend(Protocol):
         """
         ...
 
-    def count(self, chat: Chat) -> int:
+    async def count(self, chat: Chat) -> int:
         """The prompt length of a conversation, without generating.
 
         Raises:
@@ -114,7 +118,10 @@ class TitoBackend:
 
     async def run(self, chat: Chat, context: Context, *, stream: bool) -> AsyncGenerator[Event, None]:
         _refuse_images(chat)
-        prompt, declined = self._prompt(chat, context)
+        if _text_size(chat) > OFF_LOOP:
+            prompt, declined = await asyncio.to_thread(self._prompt, chat, context)
+        else:
+            prompt, declined = self._prompt(chat, context)
         chat = self._fit(chat, len(prompt.ids))
         yield Begun(prompt.ids, declined, prompt.state)
         reader = self._renderer.reader(chat, prompt)
@@ -141,9 +148,9 @@ class TitoBackend:
             yield Piece(reply.deltas)
         yield Ended(reply.message, reply.finish_reason, reply.stop_sequence, cached_tokens=cached)
 
-    def count(self, chat: Chat) -> int:
+    async def count(self, chat: Chat) -> int:
         _refuse_images(chat)
-        return len(self._render(chat).ids)
+        return len((await asyncio.to_thread(self._render, chat)).ids)
 
     def _prompt(self, chat: Chat, context: Context) -> tuple[Prompt, str | None]:
         """The exact extension of the parent where the renderer can prove one, else the whole rendering."""
@@ -152,7 +159,8 @@ class TitoBackend:
             return self._render(chat), None
         if not len(parent.response_ids) or not parent.prompt_len:
             return self._render(chat), "parent_without_ids"
-        before = Prompt(context.graph.prompt_ids(parent), context.states.get(parent.completion_id))
+        before_ids = context.attachment.base_ids[: parent.prompt_len]
+        before = Prompt(before_ids, context.states.get(parent.completion_id))
         turn = Turn(before, parent.response_ids, context.attachment.parent_messages)
         try:
             bridged = self._renderer.bridge(turn, chat)
@@ -199,7 +207,13 @@ class ChatBackend:
         chat = msgspec.structs.replace(chat, model=self.info.model)
         prompt_ids: Ids | None = None
         begun = False
-        reply = self.engine.chat(chat, request_id=context.call_id, affinity=context.affinity, stream=stream)
+        reply = self.engine.chat(
+            chat,
+            request_id=context.call_id,
+            affinity=context.affinity,
+            stream=stream,
+            expected=context.attachment.base_ids,
+        )
         try:
             async for chunk in reply:
                 if chunk.prompt_ids is not None:
@@ -221,8 +235,13 @@ class ChatBackend:
         finally:
             await _close(reply)
 
-    def count(self, chat: Chat) -> int:
+    async def count(self, chat: Chat) -> int:
         raise CallError("not_found", "This engine is used in chat mode and can't count tokens beforehand")
+
+
+def _text_size(chat: Chat) -> int:
+    """Characters of the conversation, roughly."""
+    return sum(len(message.content) for message in chat.messages)
 
 
 def _refuse_images(chat: Chat) -> None:

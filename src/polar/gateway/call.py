@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 
 from polar.contract.chat import Delta, Message, ReasoningDelta, TextDelta, ToolCallDelta
 from polar.dialects.base import Answer, CallError
@@ -35,6 +34,7 @@ class ModelCall:
         self._grace = grace
         self._task: asyncio.Task[None] | None = None
         self._changed: asyncio.Future[None] | None = None
+        self._ended: asyncio.Future[None] | None = None
         self._rejoined: asyncio.Event = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -61,15 +61,13 @@ class ModelCall:
         else:
             self.answer = outcome
         self._notify()
+        if self._ended is not None:
+            self._ended.set_result(None)
 
-    async def wanted(self) -> bool:
-        """Whether somebody waits for the answer: now, or within what is left of the grace."""
-        if self.waiting:
-            return True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._grace):
-                await self._rejoined.wait()
-        return self.waiting > 0
+    async def watched(self) -> None:
+        """Wait until somebody waits for the answer. If nobody comes within the grace, the call is cancelled."""
+        while not self.waiting:
+            await self._rejoined.wait()
 
     # ---- the side that reads -----------------------------------------------------------------------------
 
@@ -117,6 +115,14 @@ class ModelCall:
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
         return self._changed
+
+    def ended(self) -> asyncio.Future[None]:
+        """Done as soon as the call has ended, for a reader that waits for nothing else."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+            if self.finished:
+                self._ended.set_result(None)
+        return self._ended
 
     def _notify(self) -> None:
         if self._changed is not None:

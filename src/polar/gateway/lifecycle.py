@@ -79,7 +79,7 @@ async def run_sessions(runs: Sequence[SessionRun], pools: Pools) -> None:
             for worker in workers:
                 worker.cancel()
     except* PolarError as group:
-        # A session's own failure ends as its result; what gets here is the store's, and ends the run.
+        # What a session can't do ends as its result; what gets here is the store's word, and ends the run.
         raise _first(group) from None
     finally:
         for run in runs:

@@ -51,14 +51,15 @@ class Node:
         self.server: GatewayServer
 
     async def start(self) -> None:
-        """Open the store, start the engine, listen. What was started is closed again if a later part fails.
+        """Start the engine, open the store, listen. What was started is closed again if a later part fails. The
+        engine is first, so that one which is not there leaves no file behind.
 
         Raises:
             UsageError: a part is not configured right; the message says which and what to do.
         """
-        await self.store.open()
         try:
             await self.engine.start()
+            await self.store.open()
             self.gateway = Gateway(Pipeline(self._backend(), self.store))
             self.server = GatewayServer(self.gateway, host=self._address[0], port=self._address[1])
             await self.server.start()

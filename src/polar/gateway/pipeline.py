@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
 
 from polar.capture.verify import judge
 from polar.contract.arrays import NO_IDS, Ids, floats, ids
-from polar.contract.chat import Message, ReasoningDelta, TextDelta, Usage
+from polar.contract.chat import Usage
 from polar.contract.completion import Completion, Outcome, WeightSpan
 from polar.contract.errors import PolarError
 from polar.dialects.base import Answer, Call, CallError
@@ -24,9 +24,13 @@ from polar.engines.base import EngineError
 from polar.gateway.backends import Backend, Begun, Context, Ended, Piece
 from polar.gateway.call import ModelCall
 from polar.gateway.session import LiveSession
+from polar.rendering.parsers import fold
 from polar.store.base import Store, StoreConflict
 
 log = logging.getLogger("polar.gateway")
+
+
+GIVEN_UP = "The call was given up: its client went away or the session ended"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +50,6 @@ class Recording:
         self.parsed = parsed
         self.request = request
         self.seq = next(session.sequence)
-        self.created_at = time.time()
         self.chat = session.pinned(session.whole(parsed))
         self.attachment = session.graph.attach(self.chat.messages)
         self.chat = msgspec.structs.replace(self.chat, messages=self.attachment.messages)
@@ -56,8 +59,7 @@ class Recording:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[WeightSpan] = []
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
+        self._end: Ended | None = None
 
     def begin(self, event: Begun) -> None:
         """The engine has the prompt."""
@@ -67,38 +69,33 @@ class Recording:
         self.call.begin(len(self.prompt_ids))
 
     def piece(self, event: Piece) -> None:
-        """More of the reply."""
-        if event.ids:
-            start = len(self._ids)
-            self._ids.extend(event.ids)
-            self._logprobs.extend(event.logprobs)
-            if event.weight_version is not None:
-                self._extend_spans(event.weight_version, start)
+        """More of the reply. Some engines tell ids and logprobs apart; they pair up over the whole reply."""
+        start = len(self._ids)
+        self._ids.extend(event.ids)
+        self._logprobs.extend(event.logprobs)
+        if event.ids and event.weight_version is not None:
+            self._extend_spans(event.weight_version, start)
         for delta in event.deltas:
-            if isinstance(delta, TextDelta):
-                self._text.append(delta.text)
-            elif isinstance(delta, ReasoningDelta):
-                self._reasoning.append(delta.text)
             self.call.push(delta)
+
+    def ended(self, event: Ended) -> None:
+        """The reply is whole."""
+        self._end = event
+        if event.prompt_ids is not None:
+            self.prompt_ids = event.prompt_ids
 
     def _extend_spans(self, version: str, start: int) -> None:
         if self._spans and self._spans[-1].version == version:
             start = self._spans.pop().start
         self._spans.append(WeightSpan(version, start, len(self._ids)))
 
-    def partial(self) -> Ended:
-        """The end of a call that was cut off: what there is of its reply."""
-        message = Message("assistant", "".join(self._text), reasoning="".join(self._reasoning) or None)
-        return Ended(message, "abort")
-
-    def completion(self, end: Ended, backend: Backend, outcome: Outcome | None, detail: str | None) -> Completion:
-        """The record of this call.
+    def completion(self, backend: Backend, outcome: Outcome | None, detail: str | None) -> Completion:
+        """The record of this call; what there is of its reply, if that was cut off.
 
         Args:
             outcome: how it ended, where that is known; judged from the tokens otherwise.
         """
-        if end.prompt_ids is not None:
-            self.prompt_ids = end.prompt_ids
+        end = self._end or Ended(fold(self.call.deltas), "abort")
         response, logprobs = ids(self._ids), floats(self._logprobs)
         if outcome is None:
             outcome, detail = judge(
@@ -120,7 +117,7 @@ class Recording:
             shared=placed.shared,
             shared_messages=placed.shared_messages,
             split=placed.split,
-            created_at=self.created_at,
+            created_at=self.call.created_at,
             finished_at=time.time(),
             dialect=self.request.dialect,
             mode=backend.mode,
@@ -150,6 +147,15 @@ class Recording:
         )
 
 
+def _metadata(parsed: Call) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    if parsed.warnings:
+        metadata["warnings"] = list(parsed.warnings)
+    if parsed.instructions:
+        metadata["instructions"] = parsed.instructions
+    return metadata
+
+
 class Pipeline:
     """Runs model calls against one backend and one store."""
 
@@ -161,9 +167,15 @@ class Pipeline:
 
     def start(self, session: LiveSession, call: ModelCall, parsed: Call, request: Request) -> None:
         """Begin a call. It goes on by itself; follow it through ``call``."""
+
+        def done(_: asyncio.Task[None]) -> None:
+            session.calls.discard(call)
+            if not call.finished:  # cancelled before its first step
+                call.end(CallError("gone", GIVEN_UP))
+
         session.calls.add(call)
         task = asyncio.create_task(self._run(session, call, parsed, request))
-        task.add_done_callback(lambda _: session.calls.discard(call))
+        task.add_done_callback(done)
         call.run(task)
 
     def pause(self) -> None:
@@ -182,7 +194,7 @@ class Pipeline:
         except CallError as error:
             call.end(error)
         except asyncio.CancelledError:
-            call.end(CallError("gone", "The call was given up: its client went away or the session ended"))
+            call.end(CallError("gone", GIVEN_UP))
         except PolarError as error:
             log.error("call %s of session %s: %s", call.call_id, session.session_id, error)
             call.end(CallError("internal", str(error)))
@@ -192,30 +204,32 @@ class Pipeline:
 
     async def _record(self, recording: Recording) -> None:
         """Sample, then commit under whatever outcome it came to."""
+        session = recording.session
         try:
-            end = await self._sample(recording)
-            wanted = await recording.call.wanted()
+            await self._sample(recording)
+            await recording.call.watched()
         except asyncio.CancelledError:
-            gone = "the client went away before the reply was whole"
-            await self._commit_shielded(recording, recording.partial(), "abandoned", gone)
+            await self._commit(recording, "abandoned", "the client went away before it had its answer")
             raise
         except EngineError as error:
             outcome: Outcome = "no_token_ids" if error.kind == "no_token_ids" else "engine_error"
+            await self._commit(recording, outcome, str(error))
             if error.kind == "no_token_ids":
-                recording.session.broken = recording.session.broken or str(error)
-            await self._commit_shielded(recording, recording.partial(), outcome, str(error))
+                session.end_broken(str(error))
             raise _call_error(error) from None
-        if not wanted:
-            await self._commit_shielded(recording, end, "abandoned", "the client went away before its answer")
-            raise CallError("gone", "The client went away")
-        completion = await self._commit_shielded(recording, end)
-        if completion.outcome == "no_token_ids" and recording.session.require_token_ids:
-            url = self.backend.info.url or self.backend.info.kind
-            recording.session.broken = f"{completion.detail} ({url})"
-            raise CallError("unavailable", recording.session.broken)
+        except CallError:
+            raise
+        except Exception as error:
+            await self._commit(recording, "engine_error", f"{type(error).__name__}: {error}")
+            raise
+        completion = await self._commit(recording)
+        if completion.outcome == "no_token_ids" and session.require_token_ids:
+            why = f"{completion.detail} ({self.backend.info.url or self.backend.info.kind})"
+            session.end_broken(why)
+            raise CallError("unavailable", why)
         recording.call.end(_answer(completion))
 
-    async def _sample(self, recording: Recording) -> Ended:
+    async def _sample(self, recording: Recording) -> None:
         context = Context(
             graph=recording.session.graph,
             attachment=recording.attachment,
@@ -223,7 +237,7 @@ class Pipeline:
             call_id=recording.call.call_id,
             affinity=recording.session.session_id,
         )
-        end: Ended | None = None
+        ended = False
         events = self.backend.run(recording.chat, context, stream=recording.parsed.stream)
         async with aclosing(events):
             async for event in events:
@@ -232,41 +246,28 @@ class Pipeline:
                 elif isinstance(event, Begun):
                     recording.begin(event)
                 else:
-                    end = event
-        if end is None:
+                    recording.ended(event)
+                    ended = True
+        if not ended:
             raise EngineError("unavailable", "the engine ended the reply without a finish reason")
-        return end
 
-    async def _commit_shielded(
-        self, recording: Recording, end: Ended, outcome: Outcome | None = None, detail: str | None = None
+    async def _commit(
+        self, recording: Recording, outcome: Outcome | None = None, detail: str | None = None
     ) -> Completion:
-        """Commit, even if the call is cancelled meanwhile."""
-        completion = recording.completion(end, self.backend, outcome, detail)
-        commit = asyncio.ensure_future(self._commit(recording, completion))
+        """Commit. Once begun it is finished, whoever cancels the call meanwhile: what is on disk and what is
+        told must be the same."""
+        completion = recording.completion(self.backend, outcome, detail)
+        commit = asyncio.ensure_future(self._store.put_completion(completion))
         try:
-            await asyncio.shield(commit)
-        except asyncio.CancelledError:
-            await asyncio.wait([commit])
+            while not commit.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.shield(commit)
             commit.result()
-            raise
-        return completion
-
-    async def _commit(self, recording: Recording, completion: Completion) -> None:
-        try:
-            await self._store.put_completion(completion)
         except StoreConflict as error:
             raise CallError("gone", f"The session is over: {error}") from None
         recording.session.graph.add(completion)
         recording.session.states[completion.completion_id] = recording.state
-
-
-def _metadata(parsed: Call) -> dict[str, Any]:
-    metadata: dict[str, Any] = {}
-    if parsed.warnings:
-        metadata["warnings"] = list(parsed.warnings)
-    if parsed.instructions:
-        metadata["instructions"] = parsed.instructions
-    return metadata
+        return completion
 
 
 def _answer(completion: Completion) -> Answer:

@@ -69,6 +69,11 @@ class LiveSession:
             return chat
         return msgspec.structs.replace(chat, sampling=msgspec.structs.replace(asked, **changes))
 
+    def end_broken(self, why: str) -> None:
+        """The session can't end well any more: take no more calls, and keep the first reason."""
+        self.broken = self.broken or why
+        self.closed = True
+
     async def close(self) -> None:
         """Take no more calls; give up those in flight and wait until they are recorded."""
         self.closed = True

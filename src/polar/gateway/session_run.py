@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from polar.contract.completion import Completion
 from polar.contract.errors import PolarError
 from polar.contract.result import SessionResult, SessionState, Trajectory
 from polar.contract.runtime import Command, ExecResult, Runtime, RuntimeFailure
-from polar.contract.task import BuilderSpec, TaskRequest
+from polar.contract.task import TaskRequest
 from polar.evaluators.base import Evaluation, Evaluator, FinishedSession
 from polar.gateway.node import Node
 from polar.gateway.session import LiveSession
@@ -31,13 +32,18 @@ from polar.harnesses.base import Endpoint, Harness, Installed, Plan
 from polar.harnesses.plans import last_words
 from polar.runtimes.base import RuntimeBackend
 from polar.store.base import SessionRecord
-from polar.trajectories.assemble import assemble, record_evaluation
+from polar.trajectories.assemble import assemble, record_evaluation, unbuilt
+
+log = logging.getLogger("polar.sessions")
 
 Status = Literal["COMPLETED", "TIMEOUT", "ERROR"]
 OnChange = Callable[[SessionRecord], None]
 
 POST_RUN_SECONDS = 600.0
 """The budget of building and evaluating: its own, so that an agent that used all of its time still counts."""
+
+EVALUATION_MARGIN = 30.0
+"""What an evaluator gets less than the whole budget, so that it can say itself that its tests took too long."""
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,16 +152,22 @@ class SessionRun:
             finally:
                 await self._node.gateway.close(self._live)
                 await self._runtime.kill()
-        if self._result.timed_out:
+        if self._live.broken is not None:
+            self.fail(self._live.broken)
+        elif self._result.timed_out:
             self.status = "TIMEOUT"
             self.error = f"the agent was stopped after {limit:g} s"
         else:
-            self.fail(self._live.broken or self._parts.harness.judge(self._result))
+            self.fail(await asyncio.to_thread(self._parts.harness.judge, self._result))
 
     # ---- POST_RUN ----------------------------------------------------------------------------------------
 
-    async def finish(self) -> SessionResult:
-        """Traces, reward, and the terminal state with its result in one transaction."""
+    async def finish(self) -> None:
+        """Traces, reward, and the terminal state with its result in one transaction.
+
+        Raises:
+            PolarError: the store can't keep it: the session has not ended.
+        """
         await self._enter("POST_RUN")
         if self._live is not None:
             await self._node.gateway.close(self._live)
@@ -167,7 +179,7 @@ class SessionRun:
                 await self._enter("BUILDING")
                 with self._timed("build"):
                     self._require_calls(completions)
-                    trajectory = self._assemble(completions)
+                    trajectory = await asyncio.to_thread(self._assemble, completions)
                 if self.status != "ERROR" and self._runtime is not None:
                     await self._enter("EVALUATING")
                     with self._timed("evaluate"):
@@ -176,13 +188,13 @@ class SessionRun:
             self.fail(str(error))
         except Exception as error:
             self.fail(f"{self.record.state.lower()} failed: {type(error).__name__}: {error}")
-        result = self._make_result(self._scored(trajectory, completions, evaluation))
-        await self._end(result)
-        return result
+        await self._end(self._make_result(self._scored(trajectory, completions, evaluation)))
 
     def _require_calls(self, completions: list[Completion]) -> None:
         if completions or self.task.agent.settings.get("allow_no_model_call"):
             return
+        if self._result is None:
+            return  # the harness never ran, and the error says why
         why = f" ({self.error})" if self.error else ""
         self.status, self.error = "ERROR", f"no model call: the harness never reached the model{why}"
 
@@ -196,7 +208,7 @@ class SessionRun:
                 trajectory=trajectory,
                 runtime=runtime,
                 logs=self.folder,
-                timeout=POST_RUN_SECONDS,
+                timeout=POST_RUN_SECONDS - EVALUATION_MARGIN,
             )
         )
 
@@ -208,10 +220,10 @@ class SessionRun:
     def _scored(
         self, trajectory: Trajectory | None, completions: list[Completion], evaluation: Evaluation
     ) -> Trajectory:
-        """The trajectory with its rewards and how the session ended; without traces where none can be built."""
+        """The trajectory with its rewards and how the session ended. Where no traces could be built, the calls
+        are accounted for all the same."""
         if trajectory is None:
-            trajectory = assemble(completions, BuilderSpec(strategy="per_request"), provenance=self._provenance())
-        trajectory.status, trajectory.error = self.status, self.error
+            trajectory = unbuilt(completions, self.task.builder, self._provenance())
         try:
             record_evaluation(
                 trajectory,
@@ -221,7 +233,7 @@ class SessionRun:
             )
         except ValueError as error:
             self.fail(f"evaluator {self.task.evaluator.strategy}: {error}")
-            trajectory.status, trajectory.error = self.status, self.error
+        trajectory.status, trajectory.error = self.status, self.error
         return trajectory
 
     def _evaluation_record(self, evaluation: Evaluation) -> dict[str, Any]:
@@ -276,15 +288,22 @@ class SessionRun:
             self.error = error
 
     async def release(self) -> None:
-        """Let go of the runtime and the endpoint. Safe to call twice, and at any stage."""
-        if self._live is not None:
-            await self._node.gateway.close(self._live)
-            self._node.gateway.forget(self._live)
-        if self._listener is not None:
-            await self._node.server.release(self._listener)
-            self._listener = None
-        if self._runtime is not None:
-            await self._runtime.close()
+        """Let go of the runtime and the endpoint, and of everything that was kept for them. Safe to call twice,
+        and at any stage. What can't be cleaned up is logged: it is no reason for another session to fail."""
+        live, self._live = self._live, None
+        listener, self._listener = self._listener, None
+        runtime, self._runtime = self._runtime, None
+        self._plan = None
+        try:
+            if live is not None:
+                await self._node.gateway.close(live)
+                self._node.gateway.forget(live)
+            if listener is not None:
+                await self._node.server.release(listener)
+            if runtime is not None:
+                await runtime.close()
+        except (OSError, PolarError) as error:
+            log.error("session %s: cleaning up: %s", self.record.session_id, error)
 
     async def _enter(self, state: SessionState) -> None:
         self.record = msgspec.structs.replace(self.record, state=state, updated_at=time.time())

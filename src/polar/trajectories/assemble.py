@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from polar.contract.arrays import to_plain
 from polar.contract.completion import Completion
-from polar.contract.result import Trace, Trajectory
+from polar.contract.result import Reconstruction, Trace, Trajectory
 from polar.contract.task import BuilderSpec
 from polar.trajectories import make_builder, rewards
 
@@ -49,6 +49,22 @@ def assemble(
             "merge_factor": trained / len(traces) if traces else 0.0,
             "reconstruction": to_plain(reconstruction),
             "provenance": dict(provenance or {}),
+        },
+    )
+
+
+def unbuilt(completions: Sequence[Completion], builder: BuilderSpec, provenance: Mapping[str, Any]) -> Trajectory:
+    """The trajectory of an attempt whose traces could not be built: none, and every call accounted for."""
+    reconstruction = Reconstruction(completions={"not_built": [c.completion_id for c in completions]})
+    return Trajectory(
+        status="ERROR",
+        metadata={
+            "builder": builder.strategy,
+            "record_count": len(completions),
+            "trace_count": 0,
+            "merge_factor": 0.0,
+            "reconstruction": to_plain(reconstruction),
+            "provenance": dict(provenance),
         },
     )
 

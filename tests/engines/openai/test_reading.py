@@ -329,6 +329,41 @@ def test_any_prompt_ids_survive(values: list[int]) -> None:
     assert chunk.prompt_ids.tolist() == values
 
 
+def read_prompt(payload: bytes, expected: list[int]) -> list[int]:
+    reader = ReplyReader("u", require_token_ids=True, expected=np.array(expected, dtype=np.int32))
+    reader.feed(payload)
+    chunk = reader.take()
+    assert chunk is not None
+    assert chunk.prompt_ids is not None
+    assert chunk.prompt_ids.dtype == np.int32
+    return chunk.prompt_ids.tolist()
+
+
+@given(st.lists(st.integers(0, 300), max_size=8), st.lists(st.integers(0, 300), max_size=8), st.booleans())
+def test_what_prompt_was_expected_changes_nothing(values: list[int], other: list[int], follows: bool) -> None:
+    payload = json.dumps({"prompt_token_ids": values}, separators=(",", ":")).encode()
+    expected = values[: len(other)] if follows else other
+    assert read_prompt(payload, expected) == values
+
+
+@pytest.mark.parametrize("expected", [[1], [1, 2], [1, 23], [1, 23, 4], [1, 2, 3]])
+def test_a_prompt_is_no_continuation_because_its_digits_are(expected: list[int]) -> None:
+    assert read_prompt(b'{"prompt_token_ids":[1,23,4]}', expected) == [1, 23, 4]
+
+
+def test_a_field_of_that_name_in_a_tool_call_is_not_the_prompt() -> None:
+    call = b'{"index":0,"function":{"name":"f","arguments":{"prompt_token_ids":[1,2,3]}}}'
+    payload = b'{"choices":[{"message":{"tool_calls":[%s]}}],"prompt_token_ids":[7,8]}' % call
+    assert read_prompt(payload, [1, 2]) == [7, 8]
+
+
+@pytest.mark.parametrize("ids_text", [b"[1,2,3,]", b"[1,2,3 4]", b"[1,2,,3]", b'[1,2,"3"]', b"[1,2,[3]]"])
+def test_a_list_that_only_begins_as_expected_is_refused_as_ever(ids_text: bytes) -> None:
+    reader = ReplyReader("u", require_token_ids=True, expected=np.array([1, 2], dtype=np.int32))
+    with pytest.raises((EngineError, ValueError)):
+        reader.feed(b'{"prompt_token_ids":' + ids_text + b"}")
+
+
 @given(st.data())
 def test_events_survive_any_cut_of_the_network(data: st.DataObject) -> None:
     payloads = data.draw(

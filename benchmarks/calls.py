@@ -37,13 +37,13 @@ class Cell:
 def chat_cells() -> list[Cell]:
     """Calls through an engine that renders by itself."""
     cells = []
-    for what, conversation, call in (("small", SMALL, 4), ("8k", AGENT, 9), ("40k", AGENT, 49)):
+    for what, conversation, call in (("small", SMALL, 1), ("8k", AGENT, 8), ("40k", AGENT, 48)):
         cells += [
-            Cell(what, conversation, call, 1, 24, 8),
-            Cell(what, conversation, call, 32, 64, 4),
+            Cell(what, conversation, call, 1, 64, 3),
+            Cell(what, conversation, call, 32, 128, 3),
             Cell(what, conversation, call, 256, 256, 3),
         ]
-    for what, conversation, call in (("small, first", SMALL, 4), ("8k, first", AGENT, 9), ("40k, first", AGENT, 49)):
+    for what, conversation, call in (("small, first", SMALL, 1), ("8k, first", AGENT, 8), ("40k, first", AGENT, 48)):
         cells += [Cell(what, conversation, call, 1, 96, 1, True), Cell(what, conversation, call, 32, 160, 1, True)]
     return cells
 
@@ -51,10 +51,10 @@ def chat_cells() -> list[Cell]:
 def tito_cells() -> list[Cell]:
     """Calls that Polar renders, token in and token out. Their history is made of real calls, one by one."""
     return [
-        Cell("small", SMALL, 4, 1, 24, 8),
-        Cell("small", SMALL, 4, 32, 64, 4),
-        Cell("20 messages", AGENT, 9, 1, 12, 8),
-        Cell("20 messages", AGENT, 9, 32, 32, 4),
+        Cell("small", SMALL, 1, 1, 64, 3),
+        Cell("small", SMALL, 1, 32, 64, 3),
+        Cell("20 messages", AGENT, 8, 1, 24, 3),
+        Cell("20 messages", AGENT, 8, 32, 32, 3),
     ]
 
 
@@ -99,7 +99,7 @@ async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
 
 async def measure_chat(folder: Path) -> list[dict[str, Any]]:
     """Every chat cell: a row each."""
-    async with child("benchmarks.engine", "small:4:16", "agent:9:20", "agent:49:60") as engine:
+    async with child("benchmarks.engine", "small:1:6", "agent:8:13", "agent:48:53") as engine:
         engine_port = int(await engine.line())
         async with child("benchmarks.gateway", str(folder), f"http://127.0.0.1:{engine_port}") as gateway:
             port = int((await gateway.line())["url"].rpartition(":")[2])
@@ -119,7 +119,9 @@ async def _chat_cell(cell: Cell, gateway: Child, port: int, engine_port: int) ->
     if skip:
         await drive(port, clients, in_flight=cell.in_flight, calls=skip)
     row = await _measure(cell, gateway, port, clients, skip)
-    direct = [Client("none", f"{client.name}.direct", client.place, cell.conversation, cell.call) for client in clients]
+    direct = [
+        Client("none", f"{client.name}.direct", client.place, cell.conversation, cell.call) for client in clients
+    ]
     straight = await drive(engine_port, direct, in_flight=cell.in_flight, calls=cell.calls)
     row["direct_p50_ms"] = p50_ms(straight)
     row["added_p50_ms"] = row["p50_ms"] - row["direct_p50_ms"]
@@ -148,15 +150,25 @@ async def _open(cell: Cell, gateway: Child, *, history: int) -> list[Client]:
 
 
 async def _measure(cell: Cell, gateway: Child, port: int, clients: list[Client], skip: int) -> dict[str, Any]:
-    before = (await gateway.ask(cpu=1))["cpu"]
-    seconds = await drive(port, clients, in_flight=cell.in_flight, calls=cell.calls, skip=skip)
-    spent = (await gateway.ask(cpu=1))["cpu"] - before
+    """Three rounds, of which the cheapest counts: other load on the machine only ever adds."""
+    if cell.first:
+        rounds = [(clients[number::3], 0) for number in range(3)]
+    else:
+        rounds = [(clients, skip + turn) for turn in range(cell.calls)]
+    cpu: list[float] = []
+    p50: list[float] = []
+    for chosen, turn in rounds:
+        before = (await gateway.ask(cpu=1))["cpu"]
+        seconds = await drive(port, chosen, in_flight=cell.in_flight, calls=1, skip=turn)
+        cpu.append(((await gateway.ask(cpu=1))["cpu"] - before) * 1000 / len(seconds))
+        p50.append(p50_ms(seconds))
     return {
         "call": cell.what,
         "in_flight": cell.in_flight,
-        "calls": len(seconds),
-        "cpu_ms": spent * 1000 / len(seconds),
-        "p50_ms": p50_ms(seconds),
+        "calls": len(clients) * cell.calls,
+        "cpu_ms": min(cpu),
+        "cpu_ms_rounds": cpu,
+        "p50_ms": min(p50),
     }
 
 

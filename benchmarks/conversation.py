@@ -25,7 +25,28 @@ PLACE = "@000000"
 REPLY_TOKENS = 64
 REPLY_TEXT = "I will read the file first, then write the test and run it. The last run failed in the second case."
 COMMAND = '{"command": "sed -n 1,120p src/main.py", "timeout": 10}'
-_WORDS = [*"the function returns value error file test path with index and loop of not found".split(), "\n", '"x"', "é"]
+_WORDS = [
+    *[
+        "the",
+        "function",
+        "returns",
+        "value",
+        "error",
+        "file",
+        "test",
+        "path",
+        "with",
+        "index",
+        "and",
+        "loop",
+        "of",
+        "not",
+        "found",
+    ],
+    "\n",
+    '"x"',
+    "é",
+]
 _CHARS_A_TOKEN = 4.6
 
 
@@ -52,7 +73,10 @@ class Conversation:
             {"role": "user", "content": self._text("user", min(self.opening, 600))},
         ]
         for turn in range(call):
-            made += [reply_message(turn), {"role": "tool", "tool_call_id": call_id(turn), "content": self._output(turn)}]
+            made += [
+                reply_message(turn),
+                {"role": "tool", "tool_call_id": call_id(turn), "content": self._output(turn)},
+            ]
         return made
 
     def body(self, call: int) -> bytes:
@@ -150,7 +174,8 @@ def reply_body(conversation: Conversation, call: int) -> bytes:
     """The engine's answer in vLLM's shape, with ids and logprobs."""
     prompt, reply = conversation.prompt_ids(call), conversation.reply_ids(call)
     entries = [
-        {"token": f"tok{number}", "logprob": -0.5, "bytes": [116, 111, 107], "top_logprobs": []} for number in range(len(reply))
+        {"token": f"tok{number}", "logprob": -0.5, "bytes": [116, 111, 107], "top_logprobs": []}
+        for number in range(len(reply))
     ]
     choice = {
         "index": 0,
@@ -181,7 +206,9 @@ def reply_body(conversation: Conversation, call: int) -> bytes:
 
 
 def _recorded(message: dict[str, Any], place: str) -> Message:
-    calls = tuple(ToolCall(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ()))
+    calls = tuple(
+        ToolCall(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())
+    )
     return Message(
         role=message["role"],
         content=message["content"].replace(PLACE, place),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from tests.support.tinymodel import make_tiny_model
 
 from benchmarks.conversation import COMMAND, CONVERSATIONS, REPLY_TEXT
 from polar.contract.arrays import Ids
@@ -29,7 +30,6 @@ from polar.gateway.session import LiveSession
 from polar.rendering.tokenizer import Tokenizer
 from polar.store import open_store
 from polar.store.base import SessionRecord
-from tests.support.tinymodel import make_tiny_model
 
 
 class InstantTokens:

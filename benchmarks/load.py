@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from benchmarks.conversation import PLACE, Conversation
 
@@ -32,8 +33,7 @@ class Connection(asyncio.Protocol):
         self._received = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast("asyncio.WriteTransport", transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._answer.done():
@@ -103,5 +103,6 @@ def _request(client: Client, body: bytes) -> bytes:
     body = body.replace(PLACE.encode(), client.place.encode())
     return (
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nuser-agent: bench\r\naccept: */*\r\n"
-        b"content-type: application/json\r\nauthorization: Bearer %s\r\nx-session-id: %s\r\ncontent-length: %d\r\n\r\n%s"
+        b"content-type: application/json\r\nauthorization: Bearer %s\r\nx-session-id: %s\r\n"
+        b"content-length: %d\r\n\r\n%s"
     ) % (client.key.encode(), client.name.encode(), len(body), body)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import platform
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -33,11 +33,18 @@ def main() -> None:
     last, half = report["growth"][-1], report["growth"][-2]
     ratios = ", ".join(
         f"{name} x{last[key] / half[key]:.2f}"
-        for name, key in (("build time", "build_ms"), ("build peak", "build_peak_mb"), ("bytes a call", "stored_bytes_per_call"))
+        for name, key in (
+            ("build time", "build_ms"),
+            ("build peak", "build_peak_mb"),
+            ("bytes a call", "stored_bytes_per_call"),
+        )
     )
-    console.print(f"from {half['calls']} to {last['calls']} calls (tokens x{last['tokens'] / half['tokens']:.2f}): {ratios}")
+    console.print(
+        f"from {half['calls']} to {last['calls']} calls (tokens x{last['tokens'] / half['tokens']:.2f}): {ratios}"
+    )
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(report, indent=2))
+    console.print(f"yardstick {report['yardstick_ms']:.0f} ms, load {report['load_before']:.1f} before")
     console.print(f"{report['seconds']:.0f} s in all; figures in {OUT}")
 
 
@@ -48,6 +55,7 @@ async def _measure() -> dict[str, Any]:
             "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
             "python": platform.python_version(),
             "load_before": os.getloadavg()[0],
+            "yardstick_ms": _yardstick_ms(),
             "chat": await measure_chat(Path(folder) / "chat"),
             "tito": await measure_tito(Path(folder) / "tito"),
         }
@@ -56,9 +64,30 @@ async def _measure() -> dict[str, Any]:
     return report
 
 
+def _yardstick_ms() -> float:
+    """CPU of a fixed piece of work (two megabytes of JSON out and in): how fast this machine is just now."""
+    value = [{"number": number, "text": "x" * 20} for number in range(40_000)]
+    times = []
+    for _ in range(5):
+        begin = time.process_time()
+        json.loads(json.dumps(value))
+        times.append((time.process_time() - begin) * 1000)
+    return statistics.median(times)
+
+
 def _calls_table(chat: list[dict[str, Any]], tito: list[dict[str, Any]]) -> Table:
     table = Table(title="A call through the gateway, ms", title_justify="left", box=None)
-    for column in ("mode", "call", "prompt tokens", "in flight", "calls", "CPU", "added p50", "engine p50", "peer CPU"):
+    for column in (
+        "mode",
+        "call",
+        "prompt tokens",
+        "in flight",
+        "calls",
+        "CPU",
+        "added p50",
+        "engine p50",
+        "peer CPU",
+    ):
         table.add_column(column, justify="left" if column in ("mode", "call") else "right")
     for mode, rows in (("chat", chat), ("tito", tito)):
         for row in rows:
@@ -79,7 +108,17 @@ def _calls_table(chat: list[dict[str, Any]], tito: list[dict[str, Any]]) -> Tabl
 
 def _growth_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="A long session: its trajectory, and its bytes on disk", title_justify="left", box=None)
-    columns = ("calls", "tokens", "read ms", "build ms", "build peak MB", "RSS MB", "bytes a call", "new ids", "new text")
+    columns = (
+        "calls",
+        "tokens",
+        "read ms",
+        "build ms",
+        "build peak MB",
+        "RSS MB",
+        "bytes a call",
+        "new ids",
+        "new text",
+    )
     for column in columns:
         table.add_column(column, justify="right")
     for row in rows:

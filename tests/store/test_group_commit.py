@@ -129,7 +129,7 @@ async def test_a_damaged_page_is_one_line_and_no_crash(tmp_path: Path) -> None:
         await store.put_completion(making.completion(seq=seq))
     await store.close()
     data = bytearray(path.read_bytes())
-    data[2 * 16384 :] = b"\xff" * (len(data) - 2 * 16384)
+    data[2 * 4096 :] = b"\xff" * (len(data) - 2 * 4096)
     path.write_bytes(data)
     store = SQLiteStore(path)
     await store.open()

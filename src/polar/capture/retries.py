@@ -53,7 +53,7 @@ class RetryLedger(Generic[C]):
         """The call that this request repeats, or ``None`` if it is a new one.
 
         Args:
-            digest: of the dialect, the route and the body.
+            digest: of the dialect and what is asked.
             key: the client's idempotency key, if it sent one.
             marked: the client says that this is a retry.
 

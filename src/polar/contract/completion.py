@@ -52,8 +52,8 @@ class Completion(msgspec.Struct, kw_only=True):
     session_id: str
     attempt: int
     seq: int
-    """Order in which calls of the attempt began (0, 1, ...): also the order in which they are committed to
-    the graph when several are in flight."""
+    """Order in which calls of the attempt began (0, 1, ...). A base has always ended before what builds on it
+    began, so in this order a graph can be rebuilt."""
     parent_id: str | None = None
     base_id: str | None = None
     shared: int = 0
@@ -73,7 +73,7 @@ class Completion(msgspec.Struct, kw_only=True):
     tools: tuple[Tool, ...] = ()
     sampling: Sampling = Sampling()
     request_digest: bytes = b""
-    """A digest of dialect and body: what makes a retry the same call."""
+    """A digest of dialect and what is asked: what makes a retry the same call."""
     idempotency_key: str | None = None
 
     prompt_delta: Ids = msgspec.field(default_factory=lambda: NO_IDS)

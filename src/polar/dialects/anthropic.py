@@ -31,7 +31,7 @@ from polar.contract.chat import (
     Usage,
 )
 from polar.dialects.anthropic_content import Block, InMessage, input_of, joined, to_messages
-from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder
+from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder, decode
 
 BILLING = "x-anthropic-billing-header:"
 """Claude Code begins its system prompt with this line. It has a hash of the first user message, so it differs
@@ -101,13 +101,12 @@ class AnthropicMessages:
     routes: Sequence[Route] = (
         Route("POST", r"/v1/messages", "generate"),
         Route("POST", r"/v1/messages/count_tokens", "count"),
+        Route("GET", r"/v1/models", "models", header="anthropic-version"),
+        Route("GET", r"/v1/models/(?P<model>.+)", "model", header="anthropic-version"),
     )
 
     def parse(self, body: bytes, headers: Mapping[str, str], path: Mapping[str, str]) -> Call:
-        try:
-            request = _decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise CallError("bad_request", f"The request body is not valid: {error}") from None
+        request = decode(_decoder, body)
         if not request.messages:
             raise CallError("bad_request", "messages: at least one message is required")
         tools, warnings = _tools(request)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
+
+import msgspec
 
 from polar.contract.chat import Chat, Delta, FinishReason, Message, Usage
 
@@ -17,7 +19,7 @@ ErrorKind = Literal[
     "bad_request",  # 400: the body does not make sense
     "unauthorized",  # 401: no such key
     "not_found",  # 404: no such route or model
-    "conflict",  # 409: the same idempotency key with another body
+    "conflict",  # 400: the same idempotency key with another body
     "gone",  # 410: the session is over
     "too_large",  # 413: the body is over the limit
     "context_length",  # 400, in the words that make harnesses compact
@@ -45,6 +47,21 @@ class CallError(Exception):
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.retry_after = retry_after
+
+
+T = TypeVar("T")
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """A request body as its dialect's own type.
+
+    Raises:
+        CallError: ``bad_request``, with the field at fault.
+    """
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise CallError("bad_request", f"The request body is not valid: {error}") from None
 
 
 class PreviousNotFound(CallError):

@@ -31,7 +31,7 @@ from polar.contract.chat import (
     ToolCallDelta,
     Usage,
 )
-from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder
+from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder, decode
 
 # ---- parse request ---------------------------------------------------------------------------------------
 
@@ -131,10 +131,7 @@ class OpenAIChat:
     )
 
     def parse(self, body: bytes, headers: Mapping[str, str], path: Mapping[str, str]) -> Call:
-        try:
-            request = _decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise CallError("bad_request", f"The request body is not valid: {error}") from None
+        request = decode(_decoder, body)
         if not request.messages:
             raise CallError("bad_request", "'messages' must have at least one message")
         if request.n is not None and request.n != 1:

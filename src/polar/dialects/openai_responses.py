@@ -34,6 +34,7 @@ from polar.dialects.base import (
     Response,
     Route,
     StreamEncoder,
+    decode,
 )
 from polar.dialects.openai_chat import OpenAIChat
 from polar.dialects.openai_items import CallItem, OutputItem, ReasoningItem, Status, TextItem, ToolNames, read
@@ -100,10 +101,7 @@ class OpenAIResponses:
     )
 
     def parse(self, body: bytes, headers: Mapping[str, str], path: Mapping[str, str]) -> Call:
-        try:
-            request = _decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise CallError("bad_request", f"The request body is not valid: {error}") from None
+        request = decode(_decoder, body)
         _refuse(request, counting="count" in path)
         names = ToolNames()
         tools, warnings = openai_items.tools(request.tools or (), names)

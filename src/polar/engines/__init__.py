@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from polar.contract.errors import UsageError
@@ -48,4 +49,4 @@ def make_engine(
         raise UsageError(f"token ids in are not spoken to {kind} servers in this version: use --mode chat")
     from polar.engines.openai import OpenAIEngine
 
-    return OpenAIEngine(url, model)
+    return OpenAIEngine(url, model, api_key=os.environ.get("POLAR_ENGINE_API_KEY"))

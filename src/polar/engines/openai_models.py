@@ -60,7 +60,7 @@ def error_of_start(url: str, error: BaseException) -> UsageError:
 
 def _served(url: str, status: int, body: bytes) -> list[WireModel]:
     if status in (401, 403):
-        raise UsageError(f"{url}/v1/models refused the API key ({status}): set the engine's api_key")
+        raise UsageError(f"{url}/v1/models refused the API key ({status}): set POLAR_ENGINE_API_KEY")
     if status == 503:
         raise UsageError(
             f"{url}/v1/models answered 503: the engine is still loading, or down; try again when it is up"

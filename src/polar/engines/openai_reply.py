@@ -295,7 +295,7 @@ class ReplyReader:
         raise EngineError(
             "no_token_ids",
             f"{self._url} returned no {field}: start vLLM >= 0.10.2 or an SGLang with `sglext`, point "
-            "the engine's URL past a router that strips it, or set require_token_ids: false for text-only data",
+            "the engine's URL past a router that strips it",
         )
 
 

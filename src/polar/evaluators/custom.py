@@ -18,7 +18,7 @@ def load(spec: EvaluatorSpec, *, allow_import: bool) -> Evaluator:
         UsageError: it is not allowed, not there, or no evaluator.
     """
     if not allow_import:
-        raise UsageError(f"evaluator.strategy {spec.strategy!r} is not allowed here: the operator must allow imports")
+        raise UsageError(f"evaluator.strategy {spec.strategy!r} is not allowed unless you pass --allow-import")
     module, _, name = spec.strategy.partition(":")
     try:
         made = getattr(importlib.import_module(module), name)(spec)

@@ -5,7 +5,6 @@ A node is the same thing in ``polar demo``, ``polar run`` and ``polar capture``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from polar.contract.errors import UsageError
@@ -18,7 +17,8 @@ from polar.rendering import load_renderer
 from polar.rendering.base import Renderer
 from polar.store.base import Store
 
-Progress = Callable[[str], None]
+ASSUMED_CONTEXT = 32768
+"""Tokens. Where it is too much the engine refuses the call, in words that make harnesses compact."""
 
 
 class Node:
@@ -73,6 +73,11 @@ class Node:
         await self.server.close()
         await self.engine.close()
         await self.store.close()
+
+    @property
+    def context_length(self) -> int:
+        """What harnesses are told: the engine's context, or an assumption where it does not say."""
+        return self.engine.info.context_length or ASSUMED_CONTEXT
 
     def _backend(self) -> Backend:
         if isinstance(self.engine, TokenEngine):

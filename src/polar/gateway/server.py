@@ -69,7 +69,7 @@ class GatewayServer:
         except OSError as error:
             listener.close()
             raise UsageError(
-                f"Can't listen on {self._host}:{self._port} ({error.strerror}): take another --port"
+                f"Can't listen on {self._host}:{self._port} ({error.strerror}): another program has that address"
             ) from None
         self._port = listener.getsockname()[1]
         await self.serve(listener)

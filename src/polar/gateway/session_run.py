@@ -119,7 +119,7 @@ class SessionRun:
             url=runtime.inside_url(self._node.server.url),
             api_key=self._live.key,
             model=self.task.agent.model_name or self._node.engine.info.model,
-            context_length=self._node.engine.info.context_length,
+            context_length=self._node.context_length,
         )
         agent, installed = self.task.agent, self._parts.installed
         self._plan = self._parts.harness.plan(agent, self.task.instruction, endpoint, installed)

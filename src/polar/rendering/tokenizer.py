@@ -64,7 +64,7 @@ class Tokenizer:
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise UsageError(f"no tokenizer.json in {folder}: name a model folder that has one (--tokenizer)")
+            raise UsageError(f"no tokenizer.json in {folder}: name a model folder that has one")
         try:
             return cls(RawTokenizer.from_file(str(path)))
         except Exception as error:  # the library raises nothing narrower

@@ -32,7 +32,7 @@ INSTALL = "apt-get install bubblewrap, or pip install 'polar[sandbox]'"
 REFUSED = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1 and "
     "kernel.apparmor_restrict_unprivileged_userns=0; in a container: --security-opt seccomp=unconfined "
-    "--security-opt systempaths=unconfined), or choose sandbox none where no isolation is needed"
+    "--security-opt systempaths=unconfined), or pass --no-sandbox where no isolation is needed"
 )
 
 

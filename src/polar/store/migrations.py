@@ -77,7 +77,7 @@ def check(db: sqlite3.Connection, path: Path, steps: Sequence[Step] = STEPS) -> 
     if version < len(steps):
         raise UsageError(
             f"{path} has version {version} of the store, this Polar needs version {len(steps)}: "
-            "open it once for writing (polar serve --store ...), which brings it up to date"
+            "open it once for writing (polar run ... --store ...), which brings it up to date"
         )
 
 

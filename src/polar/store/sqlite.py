@@ -31,8 +31,6 @@ T = TypeVar("T")
 
 BUSY_SECONDS = 10.0
 """How long to wait for another program (a backup, the sqlite3 shell) that holds the file."""
-PAGE_BYTES = 16384
-"""Several small calls share a page of this size; on 4 kB pages a call of 2 kB would take a page for itself."""
 
 
 class SQLiteStore:
@@ -191,7 +189,6 @@ def _snapshot(db: sqlite3.Connection, read: Callable[[sqlite3.Connection], T]) -
 def _open_for_writing(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
-        db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file; an old one keeps its own
         migrate(db, path)  # first, because it refuses files that are not ours to change
         if db.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise UsageError(f"{path} is on a file system without shared memory: name a local file with --store")

@@ -51,7 +51,7 @@ def make_builder(spec: BuilderSpec, allow_import: bool = False) -> Builder:
 def _import_builder(spec: BuilderSpec, allow_import: bool) -> Builder:
     if not allow_import:
         raise UsageError(
-            f"builder {spec.strategy!r} would be imported, which the operator's configuration does not allow"
+            f"builder {spec.strategy!r} is not allowed unless you pass --allow-import"
         )
     module, _, name = spec.strategy.partition(":")
     try:

@@ -38,6 +38,19 @@ def database(path: Path) -> Path:
     return found
 
 
+def require_writable(path: Path) -> None:
+    """See that a results folder can be made or written at ``path``, without making it.
+
+    Raises:
+        UsageError: it can't.
+    """
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+    if not there.is_dir():
+        raise UsageError(f"{path} can't be a results folder: {there} is a file: take another --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} can't be a results folder: {there} can't be written: take another --out")
+
+
 async def rebuild(
     store: Store, result: SessionResult, builder: BuilderSpec | None = None, *, allow_import: bool = False
 ) -> SessionResult:
@@ -96,6 +109,8 @@ async def write_folder(store: Store, folder: Path) -> dict[str, Any]:
     report = Report()
 
     def consume(results: Iterator[SessionResult]) -> None:
+        for left in folder.glob(".traces.parquet.*.partial"):  # by a run that was killed while it wrote
+            left.unlink(missing_ok=True)
         lines = folder / "results.jsonl.part"
         with lines.open("wb") as file:
 

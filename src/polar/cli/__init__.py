@@ -55,7 +55,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(sys.argv[1:] or ["--help"], prog_name="polar", standalone_mode=False))
     except PolarError as error:
         _fail(str(error), error.exit_code)
     except typer.Abort:

@@ -20,14 +20,14 @@ import uvloop
 import polar
 from polar.cli import options, screen
 from polar.contract.errors import UsageError
-from polar.contract.result import SessionResult
+from polar.contract.result import TERMINAL_STATES, SessionResult
 from polar.contract.task import AgentSpec, BuilderSpec, CustomShell, TaskRequest
 from polar.engines import make_engine
 from polar.gateway.node import Node
 from polar.gateway.session import LiveSession
 from polar.harnesses import standard_env
 from polar.harnesses.base import Endpoint
-from polar.results import DATABASE, write_folder
+from polar.results import DATABASE, require_writable, write_folder
 from polar.store import open_store
 from polar.store.base import SessionRecord
 from polar.trajectories import make_builder
@@ -52,6 +52,7 @@ def capture(
         raise typer.Exit(127)
     name = f"capture-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     folder = out or Path("results") / name
+    require_writable(folder)
     spec = BuilderSpec(strategy=builder)
     make_builder(spec)
     task = TaskRequest(
@@ -70,6 +71,7 @@ def capture(
 async def _capture(node: Node, task: TaskRequest, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
     await node.start()
     try:
+        await _end_those_cut_off(node)
         now = time.time()
         record = SessionRecord(
             session_id=task.task_id,
@@ -90,7 +92,11 @@ async def _capture(node: Node, task: TaskRequest, command: Sequence[str]) -> tup
         env = standard_env(endpoint, session_id=record.session_id, task_id=task.task_id, folder=str(folder))
         code = await _run(command, env)
         await node.gateway.close(session)
-        await _finish(node, task, record, code, session.broken)
+        error = session.broken or (f"the command ended with exit code {code}" if code else None)
+        if not await node.store.completions(record.session_id):
+            error = "no model call: the command never reached the model"
+            screen.err.print(f"polar: {error} (it must use the base URL of its environment, such as OPENAI_BASE_URL)")
+        await _finish(node, task, record, error)
         return code, await write_folder(node.store, node.folder)
     finally:
         await node.close()
@@ -111,12 +117,16 @@ async def _run(command: Sequence[str], env: dict[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-async def _finish(node: Node, task: TaskRequest, record: SessionRecord, code: int, broken: str | None) -> None:
+async def _end_those_cut_off(node: Node) -> None:
+    """A capture that was killed has ended all the same, with what it had captured by then."""
+    for record in await node.store.sessions():
+        task = await node.store.task(record.task_id)
+        if task and record.session_id == task.task_id and record.state not in TERMINAL_STATES:
+            await _finish(node, task, record, "cut off: polar capture was killed before the command ended")
+
+
+async def _finish(node: Node, task: TaskRequest, record: SessionRecord, error: str | None) -> None:
     completions = await node.store.completions(record.session_id)
-    error = broken or (f"the command ended with exit code {code}" if code else None)
-    if not completions:
-        error = "no model call: the command never reached the model"
-        screen.err.print(f"polar: {error} (it must use the base URL of its environment, such as OPENAI_BASE_URL)")
     status: Literal["COMPLETED", "ERROR"] = "ERROR" if error else "COMPLETED"
     provenance = {
         "polar": polar.__version__,

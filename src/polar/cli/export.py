@@ -65,5 +65,7 @@ async def _export(
             store, lambda results: export(results, target, to, where), builder, allow_import=allow_import
         )
         return rows
+    except OSError as error:
+        raise UsageError(f"{target} can't be written ({error.strerror or error}): name another with --out") from None
     finally:
         await store.close()

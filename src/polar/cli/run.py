@@ -22,7 +22,7 @@ from polar.engines import make_engine
 from polar.gateway.lifecycle import Pools
 from polar.gateway.node import Node
 from polar.gateway.tasks import make_parts, run_tasks
-from polar.results import DATABASE, write_folder
+from polar.results import DATABASE, require_writable, write_folder
 from polar.store import open_store
 
 
@@ -109,15 +109,13 @@ async def run_folder(requests: list[TaskRequest], settings: Settings) -> dict[st
         (task, await make_parts(task, sandbox=settings.sandbox, allow_import=settings.allow_import))
         for task in requests
     ]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{folder} can't be made a results folder: {error.strerror}: take another --out") from None
-    store = open_store(settings.store or str(folder / DATABASE))
     engine = await asyncio.to_thread(settings.engine)
+    require_writable(folder)
+    store = open_store(settings.store or str(folder / DATABASE))
     node = Node(engine, store, folder)
     await node.start()
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with screen.Progress(requests, quiet=settings.quiet) as progress:
             await run_tasks(node, parts, pools=settings.pools, on_change=progress.update)
         return await write_folder(store, folder)

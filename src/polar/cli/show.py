@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from polar.cli import options, screen
 from polar.contract.arrays import to_json
@@ -79,7 +80,7 @@ async def _list(store: Store, results: list[SessionResult], as_json: bool) -> No
     by_id = {each.session_id: each for each in results}
     table = Table(box=None, pad_edge=False)
     for column in ("session", "state", "reward", "calls", "traces", "error"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column != "error")
     for record in await store.sessions():
         result = by_id.get(record.session_id)
         metadata = result.trajectory.metadata if result else {}
@@ -90,7 +91,7 @@ async def _list(store: Store, results: list[SessionResult], as_json: bool) -> No
             "-" if reward is None else f"{reward:g}",
             str(metadata.get("record_count", "-")),
             str(metadata.get("trace_count", "-")),
-            record.error or "",
+            Text(record.error or "", no_wrap=True, overflow="ellipsis"),
         )
     screen.out.print(table)
     screen.out.print("Name a session after the folder to see its trajectory.")

@@ -1,0 +1,58 @@
+"""What the program says of itself and of this host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import polar as package
+from tests.cli.making import Forked, ScriptedProcess, environment, run
+
+COMMANDS = ("demo", "capture", "run", "show", "export", "doctor")
+
+
+def test_version_and_help_in_a_process_of_their_own(tmp_path: Path):
+    done = run(["--version"], tmp_path)
+    assert (done.code, done.out, done.err) == (0, f"polar {package.__version__}\n", "")
+    done = run(["--help"], tmp_path, env=environment(TERM="dumb", COLUMNS="80"))
+    assert (done.code, done.err) == (0, "")
+    assert all(f"\n  {name} " in done.out for name in COMMANDS), done.out
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(polar: Forked, tmp_path: Path, command: str):
+    done = polar([command, "--help"], tmp_path, COLUMNS="80")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"Usage: polar {command}")
+
+
+def test_no_command_is_answered_with_help(polar: Forked, tmp_path: Path):
+    done = polar([], tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("Usage: polar")
+
+
+def test_doctor_says_what_works_here_and_how_to_mend_the_rest(polar: Forked, tmp_path: Path):
+    nothing = {"POLAR_HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"}
+    done = polar(["doctor", "--json"], tmp_path, **nothing)
+    assert (done.code, done.err) == (0, "")
+    checks = {check["what"]: check for check in done.json}
+    assert {"polar", "sandbox", "embedded engine", "harness pi", "harness mini_swe_agent"} <= set(checks)
+    assert checks["polar"]["ok"]
+    missing = checks["harness mini_swe_agent"]
+    assert not missing["ok"]
+    assert "polar doctor --fix mini_swe_agent" in missing["fix"]
+    text = polar(["doctor"], tmp_path, COLUMNS="80", **nothing).out
+    assert "polar doctor --fix mini_swe_agent" in " ".join(text.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_asks_an_engine(polar: Forked, tmp_path: Path, engine: ScriptedProcess):
+    done = polar(["doctor", "--json", "--engine-url", engine.url], tmp_path)
+    found = json.loads(done.out)[-1]
+    assert (done.code, found["ok"], "scripted" in found["detail"]) == (0, True, True)
+    done = polar(["doctor", "--json", "--engine-url", f"{engine.url}/scripted/log"], tmp_path)
+    assert (done.code, json.loads(done.out)[-1]["ok"]) == (1, False)

@@ -10,18 +10,20 @@ import json
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from polar.contract.arrays import to_json
 from polar.contract.errors import UsageError
-from polar.contract.result import SessionResult
+from polar.contract.result import TERMINAL_STATES, SessionResult, Trajectory
 from polar.contract.task import BuilderSpec, TaskRequest
 from polar.store import open_store
 from polar.store.base import Store
-from polar.trajectories.assemble import assemble, record_evaluation
+from polar.trajectories.assemble import assemble, record_evaluation, unbuilt
 from polar.trajectories.export import export
+
+T = TypeVar("T")
 
 DATABASE = "polar.db"
 
@@ -62,14 +64,18 @@ async def rebuild(
     task = await store.task(result.task_id)
     stored = result.trajectory
     completions = await store.completions(result.session_id, result.attempt)
-    trajectory = assemble(
-        completions,
-        builder or (task.builder if task else BuilderSpec()),
-        status=stored.status,
-        error=stored.error,
-        provenance=stored.metadata.get("provenance"),
-        allow_import=allow_import,
-    )
+    spec = builder or (task.builder if task else BuilderSpec())
+    provenance = stored.metadata.get("provenance") or {}
+    try:
+        trajectory = assemble(completions, spec, provenance=provenance, allow_import=allow_import)
+    except UsageError:
+        raise
+    except Exception as error:
+        # A builder's fault with one session is that session's error.
+        trajectory = unbuilt(completions, spec, provenance)
+        result.status, result.error = "ERROR", result.error or f"builder {spec.strategy}: {error}"
+        stored.status, stored.error = result.status, result.error
+    trajectory.status, trajectory.error = stored.status, stored.error
     evaluation = dict(stored.metadata.get("evaluation") or {})
     by_trace = evaluation.get("trace_rewards")
     if by_trace is not None and len(by_trace) != len(trajectory.traces):
@@ -84,12 +90,37 @@ async def rebuild(
     return result
 
 
+async def results_so_far(store: Store) -> list[SessionResult]:
+    """What the newest attempt of each session has come to, without traces. One that has not ended (it may be
+    running, or was cut off) is an error that says where it stands."""
+    stored = {result.session_id: result for result in await store.results()}
+    found: list[SessionResult] = []
+    for record in await store.sessions():
+        result = stored.get(record.session_id)
+        if result is None or result.attempt != record.attempt:
+            error = f"not ended: {record.state}"
+            result = SessionResult(
+                session_id=record.session_id,
+                task_id=record.task_id,
+                attempt=record.attempt,
+                status="ERROR",
+                error=error,
+                trajectory=Trajectory(status="ERROR", error=error),
+            )
+        found.append(result)
+    return found
+
+
 async def stream_results(
-    store: Store, consume: Any, builder: BuilderSpec | None = None, *, allow_import: bool = False
-) -> Any:
-    """Call ``consume`` in a thread with an iterator over all results, rebuilt one at a time."""
+    store: Store,
+    pending: Sequence[SessionResult],
+    consume: Callable[[Iterator[SessionResult]], T],
+    builder: BuilderSpec | None = None,
+    *,
+    allow_import: bool = False,
+) -> T:
+    """Call ``consume`` in a thread with an iterator over these results, rebuilt one at a time."""
     loop = asyncio.get_running_loop()
-    pending = await store.results()
 
     def results() -> Iterator[SessionResult]:
         for result in pending:
@@ -100,8 +131,8 @@ async def stream_results(
     return await asyncio.to_thread(consume, results())
 
 
-async def write_folder(store: Store, folder: Path) -> dict[str, Any]:
-    """Write a folder's views of its store.
+async def write_folder(store: Store, folder: Path, *, allow_import: bool = False) -> dict[str, Any]:
+    """Write a folder's views of its store: of the sessions that have ended.
 
     Returns:
         The report, as in ``report.json``.
@@ -123,8 +154,13 @@ async def write_folder(store: Store, folder: Path) -> dict[str, Any]:
             export(written(), folder / "traces.parquet", "parquet")
         os.replace(lines, folder / "results.jsonl")
 
-    await stream_results(store, consume)
     sessions = await store.sessions()
+    ended = {record.session_id for record in sessions if record.state in TERMINAL_STATES}
+    pending = [result for result in await results_so_far(store) if result.session_id in ended]
+    await stream_results(store, pending, consume, allow_import=allow_import)
+    for record in sessions:
+        for attempt in range(1, record.attempt):
+            report.cut_off += len(await store.completions(record.session_id, attempt))
     body = report.body(await store.tasks(), unfinished=len(sessions) - report.sessions)
     part = folder / "report.json.part"
     part.write_text(json.dumps(body, indent=2) + "\n")
@@ -137,6 +173,8 @@ class Report:
 
     def __init__(self) -> None:
         self.sessions = 0
+        self.cut_off = 0
+        """Calls of attempts that were cut off and begun again: kept in the store, in no trace."""
         self._status: Counter[str] = Counter()
         self._fates: Counter[str] = Counter()
         self._splits: Counter[str] = Counter()
@@ -177,7 +215,7 @@ class Report:
             },
             "sessions": {"ended": self.sessions, "unfinished": unfinished, **self._status},
             "mean_reward": statistics.fmean(self._rewards) if self._rewards else None,
-            "completions": dict(self._fates),
+            "completions": {**self._fates, **({"cut_off": self.cut_off} if self.cut_off else {})},
             "traces": self._traces,
             "merge_factor": self._trained / self._traces if self._traces else 0.0,
             "tokens_trained": self._tokens,

@@ -176,8 +176,8 @@ def test_every_format_with_a_condition_and_another_builder(
 def test_a_name_is_chosen_where_none_is_given(polar: Forked, folder: Path, here: Path):
     copy = Path(shutil.copytree(folder, here / "copy"))
     done = polar(["export", "copy", "--to", "jsonl"], here)
-    assert (done.code, done.out) == (0, "3 rows in copy/traces.jsonl\n")
-    assert len((copy / "traces.jsonl").read_text().splitlines()) == 3
+    assert (done.code, done.out) == (0, "3 rows in copy/export.jsonl\n")
+    assert len((copy / "export.jsonl").read_text().splitlines()) == 3
 
 
 def test_what_can_not_be_exported_is_said_in_one_line(polar: Forked, folder: Path, here: Path):

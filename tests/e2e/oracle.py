@@ -75,8 +75,9 @@ def _check_report(folder: Folder, lines: list[dict[str, Any]]) -> None:
     report = folder.report
     assert sum(task["requested"] for task in report["tasks"].values()) == len(lines) == report["sessions"]["ended"]
     assert report["sessions"]["unfinished"] == 0
-    newest = [each for each in folder.completions if each.attempt == folder.sessions[each.session_id].attempt]
-    assert sum(report["completions"].values()) == len(newest)
+    older = [each for each in folder.completions if each.attempt < folder.sessions[each.session_id].attempt]
+    assert sum(report["completions"].values()) == len(folder.completions)
+    assert report["completions"].get("cut_off", 0) == len(older)
     assert report["traces"] == sum(len(line["trajectory"]["traces"]) for line in lines)
     masks = [sum(trace["loss_mask"]) for line in lines for trace in line["trajectory"]["traces"]]
     assert report["tokens_trained"] == sum(masks)

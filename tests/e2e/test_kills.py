@@ -94,7 +94,7 @@ def test_killed_and_run_again(slow_engine: ScriptedProcess, tmp_path: Path, seed
     attempts = {name: record.attempt for name, record in folder.sessions.items()}
     assert max(attempts.values()) == 2, "a session was cut off"
     assert [record.state for record in folder.sessions.values()] == ["COMPLETED"] * SAMPLES
-    assert folder.report["completions"] == {"trained": TURNS * SAMPLES}
+    assert folder.report["completions"]["trained"] == TURNS * SAMPLES
     check_new_attempts(slow_engine, folder)
     assert not list((tmp_path / "out").rglob(".polar-sandbox"))
 

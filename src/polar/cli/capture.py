@@ -86,9 +86,10 @@ async def _capture(node: Node, task: TaskRequest, command: Sequence[str]) -> tup
         session = LiveSession(session_id=record.session_id)
         node.gateway.open(session)
         info = node.engine.info
-        endpoint = Endpoint(node.server.url, session.key, info.model, info.context_length)
-        folder = node.folder / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
+        endpoint = Endpoint(node.server.url, session.key, info.model, node.context_length)
+        folder = node.folder.resolve() / "session"
+        for part in ("artifacts", "logs"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
         env = standard_env(endpoint, session_id=record.session_id, task_id=task.task_id, folder=str(folder))
         code = await _run(command, env)
         await node.gateway.close(session)
@@ -104,16 +105,24 @@ async def _capture(node: Node, task: TaskRequest, command: Sequence[str]) -> tup
 
 async def _run(command: Sequence[str], env: dict[str, str]) -> int:
     """Run the command on our own stdin, stdout and stderr; a signal sent to us is the command's to handle."""
+    loop = asyncio.get_running_loop()
+    # The terminal sends Ctrl-C to the command as well, so it is enough not to die of it. A signal that comes
+    # while the command starts waits for it.
+    asked = asyncio.Event()
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    loop.add_signal_handler(signal.SIGTERM, asked.set)
     try:
         process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **env})
+        loop.add_signal_handler(signal.SIGTERM, process.terminate)
+        if asked.is_set():
+            process.terminate()
+        code = await process.wait()
     except OSError as error:
         screen.err.print(f"polar: {command[0]}: {error.strerror}")
         return 126
-    loop = asyncio.get_running_loop()
-    # The terminal sends Ctrl-C to the command as well, so it is enough not to die of it.
-    loop.add_signal_handler(signal.SIGINT, lambda: None)
-    loop.add_signal_handler(signal.SIGTERM, process.terminate)
-    code = await process.wait()
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGTERM)
     return code if code >= 0 else 128 - code
 
 

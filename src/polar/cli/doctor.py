@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import json
 import platform
-import shutil
 import sys
 from collections.abc import Iterator
 from typing import Annotated, NamedTuple
@@ -92,13 +91,11 @@ def _runtime() -> Check:
 
 
 def _harnesses() -> Iterator[Check]:
-    node = shutil.which("node")
     for name in names():
         harness = by_name(name)
         found = harness.find()
         if found is None:
-            hint = harness.install_hint + ("" if node or name != "pi" else " (needs node 20 or later)")
-            yield Check(f"harness {name}", False, f"not installed (pinned: {harness.pinned})", hint)
+            yield Check(f"harness {name}", False, f"not installed (pinned: {harness.pinned})", harness.install_hint)
         else:
             pinned = f", pinned {harness.pinned}" if harness.pinned and harness.pinned != found.version else ""
             yield Check(f"harness {name}", True, f"{found.version}{pinned}")

@@ -12,11 +12,12 @@ import typer
 from polar.cli import options, screen
 from polar.contract.errors import UsageError
 from polar.contract.task import BuilderSpec
-from polar.results import open_folder, stream_results
+from polar.results import open_folder, results_so_far, stream_results
 from polar.trajectories import make_builder
 from polar.trajectories.export import export
 
-_NAMES = {"parquet": "traces.parquet", "jsonl": "traces.jsonl", "sft": "sft.jsonl", "hf": "dataset"}
+_NAMES = {"parquet": "export.parquet", "jsonl": "export.jsonl", "sft": "sft.jsonl", "hf": "dataset"}
+"""``traces.parquet`` is the run's own view: it is not overwritten by another selection."""
 
 
 def export_command(
@@ -61,10 +62,13 @@ async def _export(
 ) -> int:
     store = await open_folder(path)
     try:
-        rows: int = await stream_results(
-            store, lambda results: export(results, target, to, where), builder, allow_import=allow_import
+        return await stream_results(
+            store,
+            await results_so_far(store),
+            lambda results: export(results, target, to, where),
+            builder,
+            allow_import=allow_import,
         )
-        return rows
     except OSError as error:
         raise UsageError(f"{target} can't be written ({error.strerror or error}): name another with --out") from None
     finally:

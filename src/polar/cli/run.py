@@ -118,7 +118,7 @@ async def run_folder(requests: list[TaskRequest], settings: Settings) -> dict[st
         folder.mkdir(parents=True, exist_ok=True)
         with screen.Progress(requests, quiet=settings.quiet) as progress:
             await run_tasks(node, parts, pools=settings.pools, on_change=progress.update)
-        return await write_folder(store, folder)
+        return await write_folder(store, folder, allow_import=settings.allow_import)
     finally:
         await node.close()
 

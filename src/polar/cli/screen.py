@@ -60,7 +60,7 @@ class Progress:
         for stage in STAGES:
             table.add_column(stage.lower(), justify="right", style=_COLOURS.get(stage, ""))
         for task in self._tasks:
-            records = [r for r in self._records.values() if r.task_id == task.task_id]
+            records = [r for r in list(self._records.values()) if r.task_id == task.task_id]
             counts = Counter(_FOLDED.get(record.state, record.state) for record in records)
             counts["REGISTERED"] += task.num_samples - len(records)
             table.add_row(task.task_id, *(str(counts[stage] or "·") for stage in STAGES))

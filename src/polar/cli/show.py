@@ -15,7 +15,7 @@ from polar.cli import options, screen
 from polar.contract.arrays import to_json
 from polar.contract.errors import UsageError
 from polar.contract.result import SessionResult
-from polar.results import database, open_folder, rebuild
+from polar.results import database, open_folder, rebuild, results_so_far
 from polar.store.base import Store
 from polar.trajectories.show import show_session
 
@@ -24,23 +24,25 @@ def show(
     target: Annotated[str, typer.Argument(metavar="PATH|SESSION", help="A results folder, or a session's id.")],
     session: Annotated[str | None, typer.Argument(help="A session in that folder.")] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Show token ids and logprobs.")] = False,
+    allow_import: options.AllowImport = False,
     as_json: options.JSONOutput = False,
 ) -> None:
     """Show a trajectory: turns, mask, logprobs, reward, and why it split."""
     path = Path(target)
     if path.exists():
-        asyncio.run(_show(path, session, tokens, as_json))
+        asyncio.run(_show(path, session, tokens, allow_import, as_json))
         return
     for folder in _results_folders():
         if asyncio.run(_has(folder, target)):
-            asyncio.run(_show(folder, target, tokens, as_json))
+            asyncio.run(_show(folder, target, tokens, allow_import, as_json))
             return
     raise UsageError(f"{target} is neither a results folder nor a session in one under results/")
 
 
 def _results_folders() -> Iterator[Path]:
     """The newest first."""
-    return iter(sorted((path.parent for path in Path("results").glob("*/polar.db")), reverse=True))
+    found = Path("results").glob("*/polar.db")
+    return iter(sorted((path.parent for path in found), key=lambda folder: folder.stat().st_mtime, reverse=True))
 
 
 async def _has(folder: Path, session: str) -> bool:
@@ -51,18 +53,18 @@ async def _has(folder: Path, session: str) -> bool:
         await store.close()
 
 
-async def _show(path: Path, session: str | None, tokens: bool, as_json: bool) -> None:
+async def _show(path: Path, session: str | None, tokens: bool, allow_import: bool, as_json: bool) -> None:
     database(path)
     store = await open_folder(path)
     try:
-        results = await store.results()
+        results = await results_so_far(store)
         if session is None and len(results) != 1:
             await _list(store, results, as_json)
             return
         chosen = [result for result in results if session in (None, result.session_id)]
         if not chosen:
-            raise UsageError(await _why_not(store, session or ""))
-        result = await rebuild(store, chosen[-1])
+            raise UsageError(_why_not([result.session_id for result in results], session or ""))
+        result = await rebuild(store, chosen[-1], allow_import=allow_import)
         if as_json:
             print(to_json(result).decode())
         else:
@@ -97,10 +99,6 @@ async def _list(store: Store, results: list[SessionResult], as_json: bool) -> No
     screen.out.print("Name a session after the folder to see its trajectory.")
 
 
-async def _why_not(store: Store, session: str) -> str:
-    record = await store.session(session)
-    if record is not None:
-        return f"session {session} has no result yet: it is {record.state}"
-    names = [known.session_id for known in await store.sessions()]
+def _why_not(names: list[str], session: str) -> str:
     few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     return f"no session {session} here" + (f": there are {few}" if names else "")

@@ -100,3 +100,112 @@ def test_mini_that_broke_failed(tmp_path, exit_code, output, words):
 def test_a_shell_is_judged_by_its_exit_code(tmp_path):
     assert by_name("shell").judge(result(tmp_path, 0)) is None
     assert "exit code 5: broken" in str(by_name("shell").judge(result(tmp_path, 5, stderr="broken\n")))
+
+
+# ---- as the real programs said it at a scripted model, cut to what matters ----------------------------------
+
+
+def lines(*events: dict[str, object]) -> str:
+    return "".join(json.dumps(event) + "\n" for event in events)
+
+
+def claude(**end: object) -> dict[str, object]:
+    return {"type": "result", "subtype": "success", "is_error": False, "num_turns": 3, "result": "It is done."} | end
+
+
+def qwen(**end: object) -> dict[str, object]:
+    return {"type": "result", "subtype": "success", "is_error": False, "num_turns": 3, "result": "It is done."} | end
+
+
+def opencode(kind: str, reason: str | None = None) -> dict[str, object]:
+    return {"type": kind, "sessionID": "ses_1", "part": {"id": "prt_1"} | ({"reason": reason} if reason else {})}
+
+
+INIT = {"type": "system", "subtype": "init", "session_id": "s"}
+TURN = {"type": "turn.started"}
+MESSAGE = {"type": "item.completed", "item": {"id": "item_5", "type": "agent_message", "text": "It is done."}}
+UNKNOWN = {
+    "type": "item.completed",
+    "item": {"id": "item_0", "type": "error", "message": "Model metadata not found."},
+}
+DONE = {"type": "turn.completed", "usage": {"input_tokens": 68635, "output_tokens": 107}}
+API_ERROR = {
+    "type": "error",
+    "error": {"name": "APIError", "data": {"message": "scripted bad request", "statusCode": 400}},
+}
+GEMINI = {"type": "init", "session_id": "s", "model": "some/model"}
+EMPTY = {"type": "error", "severity": "error", "message": "The model returned an empty response with no text."}
+REFUSED = {"type": "unknown", "message": '[API Error: {"error":{"code":400,"message":"scripted bad request"}}]'}
+
+
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        ("claude_code", lines(INIT, claude())),
+        ("claude_code", lines(INIT, claude(), {"type": "system", "subtype": "bye"})),
+        ("claude_code", lines(INIT, claude(result=""))),
+        ("codex", lines(UNKNOWN, TURN, MESSAGE, DONE)),
+        ("codex", lines(TURN, {"type": "error", "message": "Reconnecting... 1/5"}, MESSAGE, DONE)),
+        ("qwen_code", lines(INIT, qwen())),
+        ("gemini_cli", lines(GEMINI, {"type": "result", "status": "success", "stats": {"tool_calls": 2}})),
+        ("opencode", lines(opencode("step_start"), opencode("text"), opencode("step_finish", "stop"))),
+        ("opencode", lines(opencode("step_start"), opencode("text"), opencode("step_finish", "length"))),
+        ("openhands_sdk", "Message from Agent\n\npolar: openhands ended as finished\n"),
+        ("openhands_sdk", "\npolar: openhands ended as stuck\n"),
+    ],
+)
+def test_a_program_that_came_to_its_end_is_fine(tmp_path, name, output):
+    assert by_name(name).judge(result(tmp_path, 0, output)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "exit_code", "output", "words"),
+    [
+        ("claude_code", 1, lines(INIT, claude(is_error=True, result="API Error: 400 nope")), "API Error: 400 nope"),
+        ("claude_code", 0, lines(INIT, claude(is_error=True, result="Prompt is too long")), "Prompt is too long"),
+        (
+            "claude_code",
+            1,
+            lines(INIT, claude(subtype="error_max_turns", result=None, errors=["boom"])),
+            "boom",
+        ),
+        ("claude_code", 0, lines(INIT), "no result"),
+        ("claude_code", 143, lines(INIT, claude()), "exit code 143"),
+        ("codex", 1, lines(TURN, {"type": "turn.failed", "error": {"message": "status 502"}}), "status 502"),
+        ("codex", 0, lines(TURN, {"type": "turn.failed", "error": {"message": "status 502"}}), "status 502"),
+        ("codex", 0, lines(TURN, MESSAGE), "before its turn does"),
+        ("codex", 0, lines(TURN, DONE, TURN), "before its turn does"),
+        ("codex", -9, lines(TURN, DONE), "exit code -9"),
+        ("codex", 1, "", "it said nothing"),
+        (
+            "qwen_code",
+            1,
+            lines(qwen(subtype="error_during_execution", is_error=True, error={"message": "[API Error: 400 nope]"})),
+            "[API Error: 400 nope]",
+        ),
+        ("qwen_code", 0, lines(INIT), "no result"),
+        ("qwen_code", 1, lines(qwen()), "exit code 1"),
+        ("gemini_cli", 144, lines(GEMINI, {"type": "result", "status": "error", "error": REFUSED}), "bad request"),
+        ("gemini_cli", 0, lines(GEMINI, EMPTY, {"type": "result", "status": "error"}), "empty response"),
+        ("gemini_cli", 0, lines(GEMINI), "no result"),
+        ("gemini_cli", 1, lines(GEMINI, {"type": "result", "status": "success"}), "exit code 1"),
+        ("opencode", 1, lines(API_ERROR), "scripted bad request"),
+        ("opencode", 0, lines(opencode("step_start"), API_ERROR), "scripted bad request"),
+        ("opencode", 0, lines(opencode("step_start"), opencode("step_finish", "tool-calls")), "last answer"),
+        ("opencode", 0, lines(opencode("step_start"), opencode("text")), "last answer"),
+        ("opencode", -15, lines(opencode("step_start"), opencode("step_finish", "stop")), "exit code -15"),
+        ("openhands_sdk", 1, "\npolar: openhands ended as ConversationRunError: 502\n", "ConversationRunError: 502"),
+        ("openhands_sdk", 0, "\npolar: openhands ended as error\n", "error"),
+        ("openhands_sdk", 1, "Traceback\nModuleNotFoundError: openhands\n", "ModuleNotFoundError"),
+    ],
+)
+def test_a_program_that_did_not_failed_whatever_its_exit_code(tmp_path, name, exit_code, output, words):
+    said = by_name(name).judge(result(tmp_path, exit_code, output))
+    assert said is not None
+    assert said.startswith(name)
+    assert words in said
+
+
+def test_the_end_is_found_behind_a_line_that_is_very_long(tmp_path):
+    output = lines(INIT, {"type": "user", "text": "x" * (1 << 20)}, claude())
+    assert by_name("claude_code").judge(result(tmp_path, 0, output)) is None

@@ -6,14 +6,30 @@ from polar.contract.errors import UsageError
 from polar.contract.task import AgentSpec
 from polar.harnesses import custom
 from polar.harnesses.base import Endpoint, Harness, Installed, Plan
+from polar.harnesses.claude_code import ClaudeCode
+from polar.harnesses.codex import Codex
+from polar.harnesses.gemini_cli import GeminiCLI
 from polar.harnesses.mini_swe_agent import MiniSweAgent
+from polar.harnesses.opencode import OpenCode
+from polar.harnesses.openhands_sdk import OpenHandsSDK
 from polar.harnesses.pi import Pi
 from polar.harnesses.plans import standard_env
+from polar.harnesses.qwen_code import QwenCode
 from polar.harnesses.shell import Shell
 
 __all__ = ["Endpoint", "Harness", "Installed", "Plan", "by_name", "make_harness", "names", "standard_env"]
 
-HARNESSES: dict[str, type[Harness]] = {"shell": Shell, "pi": Pi, "mini_swe_agent": MiniSweAgent}
+HARNESSES: dict[str, type[Harness]] = {
+    "shell": Shell,
+    "codex": Codex,
+    "claude_code": ClaudeCode,
+    "gemini_cli": GeminiCLI,
+    "qwen_code": QwenCode,
+    "opencode": OpenCode,
+    "pi": Pi,
+    "mini_swe_agent": MiniSweAgent,
+    "openhands_sdk": OpenHandsSDK,
+}
 
 
 def names() -> tuple[str, ...]:

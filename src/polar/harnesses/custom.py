@@ -19,7 +19,7 @@ def load(import_path: str, *, allow_import: bool) -> Harness:
         UsageError: it is not allowed, not there, or no harness.
     """
     if not allow_import:
-        raise UsageError("agent.import_path is not allowed here: the operator's config must allow it (harnesses)")
+        raise UsageError("agent.import_path is not allowed unless you pass --allow-import")
     module, _, name = import_path.partition(":")
     if not module or not name:
         raise UsageError(f"agent.import_path {import_path!r} must be module:Class")

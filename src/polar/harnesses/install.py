@@ -9,21 +9,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from polar.contract.errors import PolarError, UsageError
+from polar.contract.errors import PolarError
 from polar.harnesses import by_name
 from polar.harnesses.base import Harness, Installed
 from polar.harnesses.found import harness_folder
+from polar.harnesses.packages import Packaged
 
 Progress = Callable[[str], None]
-NODE = "pi needs Node.js 20.6 or newer with npm: apt-get install nodejs npm, or nvm install 20"
 
 
 def install(name: str, progress: Progress = lambda _: None) -> Installed:
@@ -54,11 +51,12 @@ def _only_one(lock: Path) -> Iterator[None]:
 
 
 def _build(harness: Harness, target: Path, progress: Progress) -> Installed:
-    builders = {"pi": _build_pi, "mini_swe_agent": _build_mini}
+    if not isinstance(harness, Packaged):
+        raise PolarError(f"{harness.name}: {harness.install_hint}")
     built = Path(tempfile.mkdtemp(prefix=f".{harness.name}-", dir=target.parent))
     try:
         progress(f"installing {harness.name} {harness.pinned}")
-        builders[harness.name](built, str(harness.pinned))
+        harness.package.build(built)
         shutil.rmtree(target, ignore_errors=True)  # an older version
         os.rename(built, target)
     finally:
@@ -68,41 +66,3 @@ def _build(harness: Harness, target: Path, progress: Progress) -> Installed:
         raise PolarError(f"{harness.name} was installed into {target} but can't be found there: remove that folder")
     progress(f"{harness.name} {found.version} is in {target}")
     return found
-
-
-def _build_pi(folder: Path, version: str) -> None:
-    """By a lock file that pins every package with its hash."""
-    npm = shutil.which("npm")
-    if npm is None or _node_version() < (20, 6):
-        raise UsageError(NODE)
-    for name in ("package.json", "package-lock.json"):
-        shutil.copy(Path(__file__).parent / "lock" / "pi" / name, folder / name)
-    _run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)], folder)
-
-
-def _build_mini(folder: Path, version: str) -> None:
-    """In a virtual environment of its own, made from the interpreter behind this one."""
-    python = str(Path(getattr(sys, "_base_executable", None) or sys.executable).resolve())
-    wanted = f"mini-swe-agent=={version}"
-    inside = str(folder / "bin" / "python")
-    if uv := shutil.which("uv"):
-        _run([uv, "venv", "--quiet", "--allow-existing", "--python", python, str(folder)], folder)
-        _run([uv, "pip", "install", "--quiet", "--python", inside, wanted], folder)
-    else:
-        _run([python, "-m", "venv", str(folder)], folder)
-        _run([inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wanted], folder)
-
-
-def _run(line: Sequence[str], folder: Path) -> None:
-    done = subprocess.run(line, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        words = " ".join((done.stderr or done.stdout).split())[-400:]
-        raise PolarError(f"{Path(line[0]).name} {line[1]} failed with exit code {done.returncode}: {words}")
-
-
-def _node_version() -> tuple[int, ...]:
-    node = shutil.which("node")
-    if node is None:
-        return (0,)
-    said = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
-    return tuple(int(number) for number in re.findall(r"\d+", said)) or (0,)

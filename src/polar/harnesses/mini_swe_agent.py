@@ -4,12 +4,11 @@ command reads from its trajectory how it ended, and says so in its exit code and
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from polar.contract.runtime import Command, ExecResult
 from polar.contract.task import AgentSpec
 from polar.harnesses.base import Endpoint, Installed, Plan
-from polar.harnesses.found import harness_folder, on_path, venv_mounts
+from polar.harnesses.packages import PythonPackage
 from polar.harnesses.plans import check_agent, last_words, tail
 
 CONFIG_FILE = ".polar/mini.yaml"
@@ -41,14 +40,10 @@ class MiniSweAgent:
     name = "mini_swe_agent"
     pinned: str | None = "2.4.6"
     install_hint = "polar doctor --fix mini_swe_agent"
+    package = PythonPackage("mini_swe_agent", "mini_swe_agent", python=(3, 10), command="mini")
 
     def find(self) -> Installed | None:
-        mini = on_path("mini")
-        places = [harness_folder(self.name), *([mini.parent.parent] if mini else [])]
-        for venv in places:
-            if version := _version(venv):
-                return Installed(version, venv / "bin" / "python", venv_mounts(venv))
-        return None
+        return self.package.find()
 
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
         check_agent(agent, self.name)
@@ -77,10 +72,3 @@ class MiniSweAgent:
         if ends[-1] not in IN_ORDER:
             return f"mini-swe-agent ended as {ends[-1]}"
         return None
-
-
-def _version(venv: Path) -> str | None:
-    """The version of mini-swe-agent in a virtual environment, if it is there."""
-    for info in venv.glob("lib/python3*/site-packages/mini_swe_agent-*.dist-info"):
-        return info.name.removeprefix("mini_swe_agent-").removesuffix(".dist-info")
-    return None

@@ -4,18 +4,17 @@ could not be reached, so that its events decide how it ended."""
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 
 from polar.contract.errors import UsageError
-from polar.contract.runtime import Command, ExecResult, Mount
+from polar.contract.runtime import Command, ExecResult
 from polar.contract.task import AgentSpec
 from polar.harnesses.base import Endpoint, Installed, Plan
-from polar.harnesses.found import harness_folder, interpreter_mounts, on_path
-from polar.harnesses.plans import INSTRUCTION_FILE, check_agent, last_words, tail
+from polar.harnesses.packages import NpmPackage, node
+from polar.harnesses.plans import INSTRUCTION_FILE, check_agent, last_words, tail, with_instruction
 
-PACKAGE = Path("@mariozechner/pi-coding-agent")
 PROVIDER = "polar"
+SKILLS = ".pi/agent/skills"
 BASE_PATHS = {
     "openai-completions": "/v1",
     "openai-responses": "/v1",
@@ -34,18 +33,13 @@ class Pi:
     name = "pi"
     pinned: str | None = "0.73.1"
     install_hint = "polar doctor --fix pi"
+    package = NpmPackage("pi", "@mariozechner/pi-coding-agent/dist/cli.js", "pi", node=(20, 6))
 
     def find(self) -> Installed | None:
-        if on_path("node") is None:
-            return None
-        ours = harness_folder(self.name) / "node_modules" / PACKAGE / "dist" / "cli.js"
-        for script in (ours, on_path("pi")):
-            if script is not None and (version := _version(script)):
-                return Installed(version, script, (Mount(_modules(script)), *_node_mounts()))
-        return None
+        return self.package.find()
 
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
-        api = check_agent(agent, self.name, settings=["api"]).get("api", "openai-completions")
+        api = check_agent(agent, self.name, settings=["api"], takes=["skills_path"]).get("api", "openai-completions")
         if api not in BASE_PATHS:
             raise UsageError(f"agent.settings.api {api!r} is not known to pi: it has {', '.join(BASE_PATHS)}")
         model = {
@@ -60,12 +54,11 @@ class Pi:
             "apiKey": endpoint.api_key,
             "models": [model],
         }
-        node = str(on_path("node") or "node")
-        line = [node, str(installed.executable), "-p", "--provider", PROVIDER, "--model", endpoint.model]
-        run = shlex.join([*line, "--mode", "json"])
+        line = [node(), str(installed.executable), "-p", "--provider", PROVIDER, "--model", endpoint.model]
+        run = with_instruction([*line, "--mode", "json"], agent, SKILLS)
         return Plan(
             Command(
-                f'{run} < "$HOME/{INSTRUCTION_FILE}" | {WITHOUT_PARTIALS}',
+                f"{run} | {WITHOUT_PARTIALS}",
                 env={"PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
             ),
             files={
@@ -112,24 +105,3 @@ def _final_answer(stdout: Path) -> dict[str, object] | None:
             answers = [m for m in event.get("messages", ()) if m.get("role") == "assistant"]
             return answers[-1] if answers else None
     return None
-
-
-def _version(script: Path) -> str | None:
-    """The version of the package that a script belongs to, if it is pi's."""
-    package = script.parent.parent
-    if not package.as_posix().endswith(PACKAGE.as_posix()):
-        return None
-    try:
-        return str(json.loads((package / "package.json").read_bytes())["version"])
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def _modules(script: Path) -> Path:
-    """The outermost ``node_modules`` that a script lies in: its dependencies are there too."""
-    return [folder for folder in script.parents if folder.name == "node_modules"][-1]
-
-
-def _node_mounts() -> tuple[Mount, ...]:
-    node = on_path("node")
-    return interpreter_mounts(node) if node else ()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Mapping
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from polar.contract.errors import UsageError
 from polar.contract.runtime import ExecResult, Runtime
@@ -17,12 +22,28 @@ FRAMES = re.compile("\x1b\\[[0-9;]*m|[\u2500-\u257f\u2771]")
 """Colors and the boxes that command lines draw around their errors."""
 INSTRUCTION_FILE = ".polar/instruction.md"
 """Under HOME: an instruction in a file may be of any length and begin with any character."""
+EVENTS = 16 << 20
+"""The last event of a run begins within this many bytes of the end of its output."""
+
+
+class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of ``agent.mcp_servers``: a command to start inside the sandbox, or the URL of one that runs."""
+
+    name: str
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    url: str | None = None
 
 
 def check_agent(
-    agent: AgentSpec, name: str, *, settings: Collection[str] = (), takes_command: bool = False
+    agent: AgentSpec, name: str, *, settings: Collection[str] = (), takes: Collection[str] = ()
 ) -> Mapping[str, object]:
     """Refuse what this harness would silently ignore; the settings it has.
+
+    Args:
+        settings: the names that it knows in ``agent.settings``.
+        takes: which of ``mcp_servers``, ``skills_path`` and ``custom_shell`` it has a use for.
 
     Raises:
         UsageError: naming the field.
@@ -30,13 +51,64 @@ def check_agent(
     known = {*settings, *LIFECYCLE_SETTINGS}
     if unknown := sorted(set(agent.settings) - known):
         raise UsageError(f"agent.settings.{unknown[0]} is not known to {name}: it has {', '.join(sorted(known))}")
-    if agent.mcp_servers:
+    if agent.mcp_servers and "mcp_servers" not in takes:
         raise UsageError(f"agent.mcp_servers: {name} takes no MCP servers")
-    if agent.skills_path is not None:
+    if agent.skills_path is not None and "skills_path" not in takes:
         raise UsageError(f"agent.skills_path: {name} takes no skills")
-    if agent.custom_shell is not None and not takes_command:
+    if agent.custom_shell is not None and "custom_shell" not in takes:
         raise UsageError(f"agent.custom_shell goes with harness: shell, not with {name}")
     return agent.settings
+
+
+def mcp_servers(agent: AgentSpec) -> list[McpServer]:
+    """The agent's MCP servers.
+
+    Raises:
+        UsageError: one of them is not well formed.
+    """
+    servers: dict[str, McpServer] = {}
+    for index, given in enumerate(agent.mcp_servers):
+        where = f"agent.mcp_servers[{index}]"
+        try:
+            server = msgspec.convert(given, McpServer)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"{where}: {error}") from None
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", server.name) or server.name in servers:
+            raise UsageError(f"{where}.name {server.name!r} must be letters, digits, _ and -, and used once")
+        if (server.command is None) == (server.url is None):
+            raise UsageError(f"{where} must have either command or url")
+        servers[server.name] = server
+    return list(servers.values())
+
+
+def mcp_config(agent: AgentSpec, *, remote: Mapping[str, str], url: str) -> dict[str, Any]:
+    """The agent's MCP servers in the form that most command lines share: an object by their names.
+
+    Args:
+        remote: what else to say of a server with a URL.
+        url: the name of the field that its URL goes into.
+    """
+    return {
+        server.name: {"command": server.command, "args": server.args, "env": server.env}
+        if server.url is None
+        else {**remote, url: server.url}
+        for server in mcp_servers(agent)
+    }
+
+
+def with_instruction(line: Sequence[str], agent: AgentSpec, skills: str) -> str:
+    """A shell line that runs a command with the instruction's file as its standard input.
+
+    Args:
+        line: the command; words that begin with ``~/`` are paths under HOME.
+        skills: the folder under HOME where the command looks for skills: the agent's are copied there first.
+    """
+    words = [f'"$HOME/{word[2:]}"' if word.startswith("~/") else shlex.quote(word) for word in line]
+    run = f'{" ".join(words)} < "$HOME/{INSTRUCTION_FILE}"'
+    if agent.skills_path is None:
+        return run
+    copy = f'cp -R {shlex.quote(agent.skills_path)}/. "$HOME/{skills}"'
+    return f'mkdir -p "$HOME/{skills}" && {copy} && {run}'
 
 
 def standard_env(
@@ -86,6 +158,18 @@ def last_words(result: ExecResult, limit: int = 300) -> str:
         if text:
             return text[-limit:]
     return "it said nothing"
+
+
+def last_event(stdout: Path, kinds: Collection[str]) -> dict[str, Any] | None:
+    """The last line of JSON whose ``type`` is one of these."""
+    for line in reversed(tail(stdout, EVENTS).splitlines()):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and event.get("type") in kinds:
+            return event
+    return None
 
 
 def tail(path: Path, size: int) -> bytes:

@@ -25,7 +25,7 @@ class Shell:
         return Installed("sh", Path("/bin/sh"))
 
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
-        check_agent(agent, self.name, takes_command=True)
+        check_agent(agent, self.name, takes=["custom_shell"])
         command = agent.custom_shell.command if agent.custom_shell else ""
         if not command.strip():
             raise UsageError("agent.custom_shell.command is empty: give the command that runs the agent")

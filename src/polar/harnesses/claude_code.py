@@ -1,0 +1,86 @@
+"""Claude Code, a native program that speaks Anthropic Messages. Its last event says how it ended: an error of the
+API is a result of subtype ``success`` with ``is_error``."""
+
+from __future__ import annotations
+
+import json
+
+from polar.contract.runtime import Command, ExecResult
+from polar.contract.task import AgentSpec
+from polar.harnesses.base import Endpoint, Installed, Plan
+from polar.harnesses.packages import NpmPackage
+from polar.harnesses.plans import (
+    INSTRUCTION_FILE,
+    check_agent,
+    last_event,
+    last_words,
+    mcp_config,
+    with_instruction,
+)
+
+MCP_FILE = ".polar/mcp.json"
+SKILLS = ".claude/skills"
+QUIET = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+}
+ONE_PREFIX = {
+    "ENABLE_TOOL_SEARCH": "false",
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+}
+"""Tools that are loaded on the way, and a system prompt with a hash of the first message in it, would make one
+conversation several traces."""
+TOLD_FROM = 65536
+"""Tokens of context from which it is told how many there are. It keeps some 30,000 of them free and needs 20,000
+for its own prompt: in less it would compact before every turn and call that thrashing. Untold, it compacts when
+the gateway says that a prompt is too long."""
+
+
+class ClaudeCode:
+    """Claude Code in print mode."""
+
+    name = "claude_code"
+    pinned: str | None = "2.1.332"
+    install_hint = "polar doctor --fix claude_code"
+    package = NpmPackage("claude_code", "@anthropic-ai/claude-code-linux-*/claude", "claude")
+
+    def find(self) -> Installed | None:
+        return self.package.find()
+
+    def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
+        check_agent(agent, self.name, takes=["mcp_servers", "skills_path"])
+        files = {f"~/{INSTRUCTION_FILE}": instruction}
+        line = [str(installed.executable), "-p", "--output-format", "stream-json", "--verbose"]
+        line.append("--dangerously-skip-permissions")
+        if agent.mcp_servers:
+            servers = mcp_config(agent, remote={"type": "http"}, url="url")
+            files[f"~/{MCP_FILE}"] = json.dumps({"mcpServers": servers})
+            line += ["--strict-mcp-config", "--mcp-config", f"~/{MCP_FILE}"]
+        return Plan(Command(with_instruction(line, agent, SKILLS), env=_env(endpoint)), files=files)
+
+    def judge(self, result: ExecResult) -> str | None:
+        end = last_event(result.stdout, ["result"])
+        if end is None:
+            return f"claude_code ended with exit code {result.exit_code} and no result: {last_words(result)}"
+        if end.get("is_error") or end.get("subtype") != "success":
+            words = end.get("result") or end.get("errors") or "no message"
+            return f"claude_code could not go on ({end.get('subtype')}): {words}"
+        if result.exit_code != 0:
+            return f"claude_code ended with exit code {result.exit_code}: {last_words(result)}"
+        return None
+
+
+def _env(endpoint: Endpoint) -> dict[str, str]:
+    context = endpoint.context_length
+    return {
+        **QUIET,
+        **ONE_PREFIX,
+        "IS_SANDBOX": "1",  # else it refuses to skip permissions as root, where there are no walls
+        "ANTHROPIC_MODEL": endpoint.model,
+        **{f"ANTHROPIC_DEFAULT_{family}_MODEL": endpoint.model for family in ("OPUS", "SONNET", "HAIKU")},
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(32000, context // 4)),
+        **({"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context)} if context >= TOLD_FROM else {}),
+    }

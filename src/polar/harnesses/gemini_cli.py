@@ -1,0 +1,75 @@
+"""Gemini CLI on Node. Its exit code is an HTTP status modulo 256, and 0 after answers that it could not use: its
+last event says how it ended."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from polar.contract.runtime import Command, ExecResult
+from polar.contract.task import AgentSpec
+from polar.harnesses.base import Endpoint, Installed, Plan
+from polar.harnesses.packages import NpmPackage, node
+from polar.harnesses.plans import (
+    INSTRUCTION_FILE,
+    check_agent,
+    last_event,
+    last_words,
+    mcp_config,
+    with_instruction,
+)
+
+SKILLS = ".gemini/skills"
+BELIEVED_CONTEXT = 1048576
+"""Tokens that it believes a model of unknown name to take."""
+
+
+class GeminiCLI:
+    """Gemini CLI, headless, everything allowed."""
+
+    name = "gemini_cli"
+    pinned: str | None = "0.61.0"
+    install_hint = "polar doctor --fix gemini_cli"
+    package = NpmPackage("gemini_cli", "@google/gemini-cli/bundle/gemini.js", "gemini", node=(20, 0))
+
+    def find(self) -> Installed | None:
+        return self.package.find()
+
+    def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
+        check_agent(agent, self.name, takes=["mcp_servers", "skills_path"])
+        line = [node(), str(installed.executable), "-m", endpoint.model, "--approval-mode", "yolo", "--skip-trust"]
+        line += ["--output-format", "stream-json"]
+        settings = _settings(endpoint)
+        settings["mcpServers"] = mcp_config(agent, remote={}, url="httpUrl")
+        return Plan(
+            Command(
+                with_instruction(line, agent, SKILLS),
+                env={"GEMINI_CLI_NO_RELAUNCH": "true"},
+            ),
+            files={"~/.gemini/settings.json": json.dumps(settings), f"~/{INSTRUCTION_FILE}": instruction},
+        )
+
+    def judge(self, result: ExecResult) -> str | None:
+        end = last_event(result.stdout, ["result"])
+        if end is None:
+            return f"gemini_cli ended with exit code {result.exit_code} and no result: {last_words(result)}"
+        if end.get("status") != "success":
+            error = end.get("error") or last_event(result.stdout, ["error"]) or {}
+            return f"gemini_cli could not go on: {error.get('message') or last_words(result)}"
+        if result.exit_code != 0:
+            return f"gemini_cli ended with exit code {result.exit_code}: {last_words(result)}"
+        return None
+
+
+def _settings(endpoint: Endpoint) -> dict[str, Any]:
+    return {
+        "security": {"auth": {"selectedType": "gemini-api-key"}},
+        "privacy": {"usageStatisticsEnabled": False},
+        "telemetry": {"enabled": False},
+        "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
+        "model": {
+            # Its question whether it goes round in circles is one for another model.
+            "disableLoopDetection": True,
+            "compressionThreshold": endpoint.context_length / 2 / BELIEVED_CONTEXT,
+        },
+    }

@@ -122,7 +122,8 @@ class PythonPackage:
                 f"apt-get install python{wanted} python{wanted}-venv, or pyenv install {wanted}"
             )
         wanted, inside = str(LOCK / self.name / "requirements.txt"), str(folder / "bin" / "python")
-        if uv := shutil.which("uv"):
+        beside = Path(sys.executable).parent  # where scripts/setup has put one
+        if uv := shutil.which("uv") or shutil.which("uv", path=str(beside)):
             run([uv, "venv", "--quiet", "--allow-existing", "--python", str(python), str(folder)], folder)
             run([uv, "pip", "install", "--quiet", "--python", inside, "-r", wanted], folder)
         else:

@@ -50,9 +50,7 @@ def make_builder(spec: BuilderSpec, allow_import: bool = False) -> Builder:
 
 def _import_builder(spec: BuilderSpec, allow_import: bool) -> Builder:
     if not allow_import:
-        raise UsageError(
-            f"builder {spec.strategy!r} is not allowed unless you pass --allow-import"
-        )
+        raise UsageError(f"builder {spec.strategy!r} is not allowed unless you pass --allow-import")
     module, _, name = spec.strategy.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)

@@ -30,7 +30,7 @@ def load_task(path: Path) -> TaskRequest:
         raise UsageError(f"{path} can't be read: {error}") from None
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     return parse_task(data, str(path))
 
@@ -57,6 +57,12 @@ def _problem(task: TaskRequest) -> str | None:
     """What is wrong with a task, beyond its shape."""
     if not re.fullmatch(ID_PATTERN, task.task_id) or len(task.task_id) > 120:
         return "task_id must be letters, digits, '_', '.' or '-', begin with a letter or digit, 120 at most"
+    try:
+        text = msgspec.json.encode(task).decode()
+    except (UnicodeError, ValueError, RecursionError):
+        return "there is half a character (a lone surrogate) or too deep a nesting in it"
+    if "\\u0000" in text:
+        return "there is a NUL character in it"
     if not task.instruction.strip():
         return "instruction is empty: say what the agent is to do"
     if task.num_samples < 1:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar.capture.match import arguments_key, message_key, reasoning_agrees, repaired_calls_agree
+from polar.capture.match import arguments_key, message_key, reasoning_agrees, repaired_agrees
 from polar.contract.chat import Image, Message, Text, ToolCall
 
 values = st.recursive(
@@ -88,10 +88,23 @@ def test_thinking_may_be_left_out_but_not_changed(recorded: str | None, sent: st
     assert reasoning_agrees(recorded, sent) is agree
 
 
+def reply(*calls: ToolCall, content: str = "text", reasoning: str | None = None) -> Message:
+    return Message("assistant", content, reasoning=reasoning, tool_calls=calls)
+
+
 def test_only_calls_that_were_broken_may_be_repaired() -> None:
     broken, whole = ToolCall("1", "f", '{"a'), ToolCall("2", "g", '{"a": 1}')
     repaired = ToolCall("1", "f", "{}")
-    assert repaired_calls_agree((broken, whole), (repaired, ToolCall("2", "g", '{"a":1}')))
-    assert not repaired_calls_agree((broken, whole), (repaired, ToolCall("2", "g", '{"a":2}')))
-    assert not repaired_calls_agree((broken, whole), (repaired,))
-    assert not repaired_calls_agree((), ())
+    ours = reply(broken, whole)
+    assert repaired_agrees(ours, reply(repaired, ToolCall("2", "g", '{"a":1}')))
+    assert not repaired_agrees(ours, reply(repaired, ToolCall("2", "g", '{"a":2}')))
+    assert not repaired_agrees(ours, reply(repaired))
+    assert not repaired_agrees(reply(), reply())
+    assert not repaired_agrees(reply(whole), reply(whole))
+
+
+def test_beside_a_repaired_call_nothing_else_may_be_edited() -> None:
+    ours = reply(ToolCall("1", "f", '{"a'), reasoning="why")
+    assert repaired_agrees(ours, reply(ToolCall("1", "f", "{}")))
+    assert not repaired_agrees(ours, reply(ToolCall("1", "f", "{}"), content="other"))
+    assert not repaired_agrees(ours, reply(ToolCall("1", "f", "{}"), reasoning="other"))

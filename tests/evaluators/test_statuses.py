@@ -40,3 +40,13 @@ def test_other_lines_say_nothing(line: str) -> None:
 
 def test_a_name_with_two_statuses_has_neither() -> None:
     assert read_statuses(["PASSED a", "a FAILED", "PASSED a", "PASSED b"]) == {"a": CONFLICT, "b": "PASSED"}
+
+
+def test_a_line_that_the_code_under_test_began_counts_against_what_it_forged() -> None:
+    lines = ["test_add: PASSED", ".test_add: FAILED"]
+    assert read_statuses(lines, ["test_add"]) == {"test_add": "CONFLICT", ".test_add": "FAILED"}
+
+
+def test_a_name_within_another_name_is_not_that_name() -> None:
+    lines = ["test_add: PASSED", "test_add_more: FAILED"]
+    assert read_statuses(lines, ["test_add"])["test_add"] == "PASSED"

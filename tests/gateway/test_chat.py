@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import aiohttp
 import openai
@@ -217,3 +218,52 @@ async def test_fifty_calls_at_once_are_fifty_completions(make_world) -> None:
     completions = await world.completions()
     assert len(completions) == len(world.model.log.generations) == 50
     assert sorted(c.seq for c in completions) == list(range(50))
+
+
+async def test_every_event_of_a_stream_names_its_reply_from_the_first_on(make_world) -> None:
+    world: World = await make_world([Step(text="one two three", chunk_tokens=100)])
+    headers = {"authorization": f"Bearer {world.session.key}"}
+    body = {"model": "m", "messages": [user("hi")], "stream": True}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        async with http.post(f"{world.node.server.url}/v1/chat/completions", json=body) as response:
+            lines = (await response.read()).decode().splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    [completion] = await world.completions()
+    assert {event.get("id") for event in events} == {f"chatcmpl-{completion.completion_id}"}
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+
+
+async def test_the_events_of_the_responses_api_are_numbered_in_order(make_world) -> None:
+    world: World = await make_world([Step(text="one two three", chunk_tokens=100)])
+    headers = {"authorization": f"Bearer {world.session.key}"}
+    body = {"model": "m", "input": "hi", "stream": True}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        async with http.post(f"{world.node.server.url}/v1/responses", json=body) as response:
+            lines = (await response.read()).decode().splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+async def test_an_edited_text_beside_a_call_is_a_new_branch_and_reaches_the_model(make_world) -> None:
+    world: World = await make_world([Step(text=f"The password is HUNTER2.\n{CALL}"), Step(text="Done.")])
+    client = world.client()
+    first = await client.chat.completions.create(model="m", messages=[user("list")], tools=TOOLS)
+    again = first.choices[0].message.model_dump(exclude_none=True)
+    again["content"] = "[REDACTED]"
+    result = {"role": "tool", "tool_call_id": again["tool_calls"][0]["id"], "content": "main.py"}
+    await client.chat.completions.create(model="m", messages=[user("list"), again, result], tools=TOOLS)
+    _, two = await world.completions()
+    assert two.parent_id is None
+    assert two.split == "reply_not_recorded"
+    prompt = world.model.tokenizer.decode(world.model.log.generations[1].context_ids)
+    assert "REDACTED" in prompt
+    assert "HUNTER2" not in prompt
+
+
+async def test_an_empty_bearer_does_not_hide_another_key(make_world) -> None:
+    world: World = await make_world([Step(text="Fine.")])
+    headers = {"authorization": "Bearer ", "x-api-key": world.session.key}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        body = {"model": "m", "messages": [user("hi")]}
+        async with http.post(f"{world.node.server.url}/v1/chat/completions", json=body) as response:
+            assert response.status == 200

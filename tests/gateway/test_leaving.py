@@ -184,3 +184,21 @@ async def test_a_paused_gateway_holds_calls_and_keeps_their_streams_alive(make_w
         rest = (await response.content.read()).decode()
     assert rest.endswith("data: [DONE]\n\n")
     await world.recorded(1)
+
+
+@pytest.mark.parametrize("marked", ["0", "1"])
+async def test_a_retry_of_one_of_two_identical_calls_joins_the_one_that_was_left(make_world, marked) -> None:
+    world: World = await make_world([HELD])
+    async with Http(world) as http:
+        left, stays = http.begin(), http.begin()
+        await sampling(world, 2)
+        await leave(left)
+        async with asyncio.timeout(10):
+            while sum(call.waiting for call in world.session.calls) > 1:
+                await asyncio.sleep(0.005)
+        again = http.begin(x_stainless_retry_count=marked)
+        await watched(world, 2)
+        world.model.release("hold")
+        assert await asyncio.gather(again, stays) == ["one two three four five"] * 2
+    one, two = await world.recorded(2)
+    assert {one.outcome, two.outcome} == {"ok"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -256,3 +258,14 @@ def test_an_ordinary_user_has_the_same_walls(tmp_path):
         check=False,
     )
     assert done.stdout == "['1000', 'gateway'] True ['x.stderr', 'x.stdout']\n", done.stderr
+
+
+async def test_the_sandbox_has_a_keyring_of_its_own(make_box) -> None:
+    """A session keyring is inherited through fork and exec, whatever the namespaces."""
+    made = ctypes.CDLL(None, use_errno=True).syscall(248, b"user", b"polar-test", b"secret", 6, -3)  # add_key
+    if made < 0 or os.uname().machine != "x86_64":
+        pytest.skip("this host has no kernel keyrings here")
+    box = await make_box()
+    code = "import ctypes; print(ctypes.CDLL(None).syscall(249, b'user', b'polar-test', None, 0))"  # request_key
+    ran = await box.sh(f"{shlex.quote(str(Path(sys.executable).resolve()))} -c {shlex.quote(code)}")
+    assert ran.out.strip() == "-1"

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polar.capture.match import Key, message_key, reasoning_agrees, repaired_calls_agree
+from polar.capture.match import Key, message_key, reasoning_agrees, repaired_agrees
 from polar.contract.arrays import NO_IDS, Ids, common_prefix
 from polar.contract.chat import Message
 from polar.contract.completion import Completion
@@ -237,7 +237,7 @@ class SessionGraph:
                 child
                 for children in node.children.values()
                 for child in children
-                if child.reply_of and repaired_calls_agree(child.reply_of.reply.tool_calls, message.tool_calls)
+                if child.reply_of and repaired_agrees(child.reply_of.reply, message)
             ]
         ids = [call.id for call in message.tool_calls]
         same_ids = [n for n in found if n.message and ids and [c.id for c in n.message.tool_calls] == ids]

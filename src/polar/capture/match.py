@@ -58,21 +58,26 @@ def reasoning_agrees(recorded: str | None, sent: str | None) -> bool:
     return not sent or not sent.strip() or sent.strip() == (recorded or "").strip()
 
 
-def repaired_calls_agree(recorded: tuple[ToolCall, ...], sent: tuple[ToolCall, ...]) -> bool:
-    """The same calls by their ids, where a harness repaired or replaced arguments that were no JSON.
+def repaired_agrees(recorded: Message, sent: Message) -> bool:
+    """The same reply, in which a harness repaired or replaced arguments that were no JSON.
 
-    Ids are ours and can't be guessed; a call whose recorded arguments do parse must still say the same.
+    The calls are then the same by their ids, which are ours and can't be guessed. All else must agree: the text,
+    the thinking, and the calls whose arguments do parse.
     """
-    if not recorded or len(recorded) != len(sent):
+    pairs = list(zip(recorded.tool_calls, sent.tool_calls, strict=False))
+    if len(recorded.tool_calls) != len(sent.tool_calls) or all(is_json_object(ours.arguments) for ours, _ in pairs):
         return False
-    return all(
-        ours.id == theirs.id
-        and (
-            not is_json_object(ours.arguments)
-            or (ours.name, arguments_key(ours.arguments)) == (theirs.name, arguments_key(theirs.arguments))
-        )
-        for ours, theirs in zip(recorded, sent, strict=True)
+    return (
+        message_key(recorded)[1] == message_key(sent)[1]
+        and reasoning_agrees(recorded.reasoning, sent.reasoning)
+        and all(ours.id == theirs.id and _call_agrees(ours, theirs) for ours, theirs in pairs)
     )
+
+
+def _call_agrees(ours: ToolCall, theirs: ToolCall) -> bool:
+    if not is_json_object(ours.arguments):
+        return True
+    return (ours.name, arguments_key(ours.arguments)) == (theirs.name, arguments_key(theirs.arguments))
 
 
 _SHORT = 2048

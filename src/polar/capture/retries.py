@@ -41,12 +41,12 @@ class KeyReused(Exception):
 class RetryLedger(Generic[C]):
     """The calls of one session by digest and by idempotency key.
 
-    Kept are the newest call of each digest, ``keep`` digests at most: a retry comes within minutes.
+    The calls of ``keep`` digests are kept at most: a retry comes within minutes.
     """
 
     def __init__(self, keep: int = 256) -> None:
         self._keep = keep
-        self._by_digest: dict[bytes, C] = {}
+        self._by_digest: dict[bytes, list[C]] = {}
         self._by_key: dict[str, tuple[bytes, C]] = {}
 
     def find(self, digest: bytes, *, key: str | None, marked: bool) -> C | None:
@@ -65,17 +65,16 @@ class RetryLedger(Generic[C]):
             if known != digest:
                 raise KeyReused(key)
             return None if call.failed else call
-        earlier = self._by_digest.get(digest)
-        if earlier is None or earlier.failed:
-            return None
-        if marked or (earlier.waiting == 0 and not earlier.delivered):
-            return earlier
-        return None
+        earlier = [call for call in self._by_digest.get(digest, ()) if not call.failed]
+        left = next((call for call in earlier if call.waiting == 0 and not call.delivered), None)
+        if left is not None:
+            return left
+        return earlier[-1] if marked and earlier else None
 
     def add(self, digest: bytes, call: C, *, key: str | None) -> None:
         """A new call begins."""
-        self._by_digest.pop(digest, None)
-        self._by_digest[digest] = call
+        same = self._by_digest.pop(digest, [])
+        self._by_digest[digest] = [*(known for known in same if not known.failed), call][-16:]
         if key is not None:
             self._by_key[key] = (digest, call)
         while len(self._by_digest) > self._keep:

@@ -15,7 +15,7 @@ import typer
 
 import polar
 from polar.cli import capture, demo, doctor, export, run, show
-from polar.contract.errors import PolarError
+from polar.contract.errors import PolarError, UsageError
 
 app = typer.Typer(
     name="polar",
@@ -46,7 +46,10 @@ def _version(wanted: bool) -> None:
 def _main(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    logging.basicConfig(level=os.environ.get("POLAR_LOG", "ERROR").upper(), format="%(levelname)s %(message)s")
+    level = os.environ.get("POLAR_LOG", "ERROR").upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
+        raise UsageError(f"POLAR_LOG={level} is no level: use DEBUG, INFO, WARNING, ERROR or CRITICAL")
+    logging.basicConfig(level=level, format="%(levelname)s %(message)s")
 
 
 def main() -> None:

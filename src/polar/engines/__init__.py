@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from polar.contract.errors import UsageError
 from polar.engines.base import Engine
@@ -43,6 +44,13 @@ def make_engine(
         from polar.engines.local import LocalEngine
 
         return LocalEngine(model or DEFAULT_MODEL, progress=progress)
+    try:
+        parts = urlsplit(url or "")
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        good = False
+    if url and not good:
+        raise UsageError(f"--engine-url {url} is no address: write it like http://127.0.0.1:8000")
     if not url:
         raise UsageError(f"--engine {kind} needs --engine-url, such as http://127.0.0.1:8000")
     if mode == "tito":

@@ -171,7 +171,7 @@ class OpenAIEngine:
         """The response, once it is a 200. Where the prompt fits and only prompt and reply together do not, the
         limit on the reply is left out: the engine then stops at the end of its context."""
         while True:
-            response = await self._post(orjson.dumps(body), headers)
+            response = await self._post(_encode(body), headers)
             if response.status == 200:
                 return response
             error = error_of_reply(response.status, await self._read_all(response), self._endpoint)
@@ -218,6 +218,13 @@ class OpenAIEngine:
     def _unavailable(self, error: BaseException) -> EngineError:
         what = " ".join(str(error).split()) or type(error).__name__
         return EngineError("unavailable", f"{self._endpoint}: the connection failed ({what})")
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError as error:  # an integer over 64 bits
+        raise EngineError("bad_request", f"the call can't be sent to the engine: {error}") from None
 
 
 async def _note_reuse(_session: aiohttp.ClientSession, context: Any, _params: Any) -> None:

@@ -6,7 +6,8 @@
     test_one: PASSED
 
 What a test runner prints can also be printed by the code it tests. So a name with two different statuses has
-neither: a forged line can spoil a result, and can't mend one.
+neither, also where a line does not stand by itself (the code may have written half of it). Code that forges every
+line and ends well can't be told from good code by its output.
 """
 
 from __future__ import annotations
@@ -22,9 +23,17 @@ _LAST = re.compile(rf"(\S.*?):?\s+({_WORD})(?:\s+\[\s*\d+%\])?")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def read_statuses(lines: Iterable[str]) -> dict[str, str]:
-    """Name to status; ``CONFLICT`` for a name that has several."""
+_ANY = re.compile(rf"\b({_WORD})\b")
+
+
+def read_statuses(lines: Iterable[str], names: Iterable[str] = ()) -> dict[str, str]:
+    """Name to status; ``CONFLICT`` for a name that has several.
+
+    Args:
+        names: for these, a status anywhere on a line with the name counts against another one.
+    """
     found: dict[str, str] = {}
+    known = [(name, re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")) for name in names]
     for line in lines:
         line = _COLORS.sub("", line).strip()
         if match := _FIRST.fullmatch(line):
@@ -34,7 +43,14 @@ def read_statuses(lines: Iterable[str]) -> dict[str, str]:
                 _note(found, name.split(" - ")[0].rstrip(), status)
         elif match := _LAST.fullmatch(line):
             _note(found, match[1], match[2])
+        for name, pattern in known:
+            if name in found and name in line and (status := _other(line, found[name])) and pattern.search(line):
+                _note(found, name, status)
     return found
+
+
+def _other(line: str, status: str) -> str | None:
+    return next((word for word in _ANY.findall(line) if word != status), None)
 
 
 def _note(found: dict[str, str], name: str, status: str) -> None:

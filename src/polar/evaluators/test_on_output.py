@@ -104,7 +104,7 @@ class TestOnOutput:
         }
         passed = result.exit_code == 0
         if self._config.expected_output_json is not None:
-            found = read_statuses(_lines(result.stdout) + _lines(result.stderr))
+            found = read_statuses(_lines(result.stdout) + _lines(result.stderr), self._config.expected_output_json)
             expected = self._config.expected_output_json
             metadata["tests"] = {
                 name: {"expected": status, "got": found.get(name)} for name, status in expected.items()

@@ -238,8 +238,8 @@ async def _answer_stream(exchange: Exchange, dialect: Dialect, parsed: Call, cal
 
 def _events(encoder: StreamEncoder, parsed: Call, call: ModelCall, seen: int) -> bytes:
     """The events of the deltas after the first ``seen``; the opening event before the very first."""
-    events = [encoder.delta(delta) for delta in call.deltas[seen:]]
-    if not seen:
-        model = parsed.chat.model
-        events.insert(0, encoder.start(call.call_id, call.created_at, model, call.prompt_tokens or 0))
+    events: list[bytes] = []
+    if not seen:  # first, because an encoder counts and names what follows by it
+        events.append(encoder.start(call.call_id, call.created_at, parsed.chat.model, call.prompt_tokens or 0))
+    events += [encoder.delta(delta) for delta in call.deltas[seen:]]
     return b"".join(events)

@@ -37,7 +37,7 @@ class Exchange:
     def key(self) -> str | None:
         """The session key that the request carries, in any of the ways that SDKs have."""
         bearer = self.headers.get("authorization", "")
-        if bearer[:7].lower() == "bearer ":
+        if bearer[:7].lower() == "bearer " and bearer[7:].strip():
             return bearer[7:].strip()
         return self.headers.get("x-api-key") or self.headers.get("x-goog-api-key") or self.query.get("key")
 

@@ -50,6 +50,7 @@ def prepare_folder(folder: Path) -> int:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # the modes inside are the agent's to choose: other users of this host stay out
         lock = leftovers.claim(folder)
         for part in ("root", "workspace", "home", "tmp"):
             (folder / part).mkdir(mode=0o755)

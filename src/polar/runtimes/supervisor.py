@@ -28,6 +28,9 @@ import termios
 import time
 from typing import Any, NoReturn
 
+KEYCTL = {"x86_64": 250, "aarch64": 219}
+"""The number of the system call, by machine."""
+KEYCTL_JOIN_SESSION_KEYRING = 1
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 PAGE = os.sysconf("SC_PAGESIZE")
 SAMPLE_SECONDS = 0.25
@@ -269,6 +272,9 @@ def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # nobody inside may look into this process or take its sockets
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if keyctl := KEYCTL.get(os.uname().machine):
+        libc.syscall(keyctl, KEYCTL_JOIN_SESSION_KEYRING, None)  # a keyring is inherited, namespaces or not
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # pid 1 can be killed from inside only by what it handles
     if config["cpus"]:
         os.sched_setaffinity(0, config["cpus"])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

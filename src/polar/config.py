@@ -71,6 +71,13 @@ def _problem(task: TaskRequest) -> str | None:
         seconds = getattr(task, name)
         if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
             return f"{name} must be a number of seconds over 0"
+    sampling = task.sampling
+    if sampling.temperature is not None and not 0 <= sampling.temperature < math.inf:
+        return "sampling.temperature must be 0 or more"
+    if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
+        return "sampling.top_p must be over 0 and at most 1"
+    if sampling.max_tokens is not None and sampling.max_tokens < 1:
+        return "sampling.max_tokens must be 1 or more"
     if (task.agent.harness is None) == (task.agent.import_path is None):
         return "agent needs one of harness and import_path"
     return None

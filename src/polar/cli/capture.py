@@ -9,6 +9,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,6 +64,9 @@ def capture(
     )
     made = make_engine(engine, url=engine_url, model=model, mode=mode, progress=screen.err.print)
     code, body = uvloop.run(_capture(Node(made, open_store(str(folder / DATABASE)), folder), task, command))
+    if sys.stderr.isatty():
+        calls = sum(body["completions"].values())
+        screen.err.print(f"polar: {calls} calls captured in {folder}")
     if report == "-":
         screen.err.print(json.dumps({"folder": str(folder), **body}, indent=2))
     raise typer.Exit(code)

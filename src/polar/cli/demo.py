@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import as_file, files
@@ -52,7 +54,8 @@ def demo(
         return
     screen.print_report(report, folder)
     screen.out.print(f"\n{time.monotonic() - begin:.0f} s. A model this small mostly fails, as the rewards say.")
-    screen.out.print(f"Look at a trajectory: polar show {folder} {requests[0].task_id}-0")
+    polar = "polar" if shutil.which("polar") else sys.argv[0]
+    screen.out.print(f"Look at a trajectory: {polar} show {folder} {requests[0].task_id}-0")
 
 
 def _fetch_model() -> None:

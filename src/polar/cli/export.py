@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +34,8 @@ def export_command(
     as_json: options.JSONOutput = False,
 ) -> None:
     """Export the traces of a results folder."""
+    if allow_import:
+        sys.path.insert(0, str(Path.cwd()))
     if to not in _NAMES:
         raise UsageError(f"unknown format {to!r}: use {', '.join(_NAMES)}")
     spec = None

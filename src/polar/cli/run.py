@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -42,6 +43,8 @@ def run(
     as_json: options.JSONOutput = False,
 ) -> None:
     """Run tasks here, in one process. Run again with the same --out to go on where it was cut off."""
+    if allow_import:
+        sys.path.insert(0, str(Path.cwd()))  # where a user keeps classes of their own
     requests = [_override(load_task(path), samples, builder) for path in tasks]
     if len({task.task_id for task in requests}) < len(requests):
         raise UsageError("two of these tasks have the same task_id")

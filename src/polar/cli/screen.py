@@ -14,7 +14,17 @@ from rich.text import Text
 from polar.contract.task import TaskRequest
 from polar.store.base import SessionRecord
 
-STAGES = ("REGISTERED", "INITIALIZING", "READY", "RUNNING", "POST_RUN", "COMPLETED", "ERROR", "TIMEOUT")
+STAGES = {
+    "REGISTERED": "new",
+    "INITIALIZING": "init",
+    "READY": "ready",
+    "RUNNING": "run",
+    "POST_RUN": "post",
+    "COMPLETED": "done",
+    "ERROR": "error",
+    "TIMEOUT": "timeout",
+}
+"""The states, and their heads in the live table, which fits into 80 columns."""
 _FOLDED = {"BUILDING": "POST_RUN", "EVALUATING": "POST_RUN"}
 _COLOURS = {"COMPLETED": "green", "ERROR": "red", "TIMEOUT": "yellow", "RUNNING": "cyan"}
 
@@ -57,8 +67,8 @@ class Progress:
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False)
         table.add_column("task")
-        for stage in STAGES:
-            table.add_column(stage.lower(), justify="right", style=_COLOURS.get(stage, ""))
+        for stage, head in STAGES.items():
+            table.add_column(head, justify="right", style=_COLOURS.get(stage, ""))
         for task in self._tasks:
             records = [r for r in list(self._records.values()) if r.task_id == task.task_id]
             counts = Counter(_FOLDED.get(record.state, record.state) for record in records)

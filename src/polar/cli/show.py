@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +29,8 @@ def show(
     as_json: options.JSONOutput = False,
 ) -> None:
     """Show a trajectory: turns, mask, logprobs, reward, and why it split."""
+    if allow_import:
+        sys.path.insert(0, str(Path.cwd()))
     path = Path(target)
     if path.exists():
         asyncio.run(_show(path, session, tokens, allow_import, as_json))

@@ -6,11 +6,13 @@ runtime, where nothing the agent started is alive, and reads results from outsid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat
 
+from polar.contract.arrays import to_plain
 from polar.contract.errors import PolarError
 from polar.contract.result import Trajectory
 from polar.contract.runtime import Runtime
@@ -47,7 +49,7 @@ class FinishedSession:
 
 
 class Evaluator(Protocol):
-    """One way to score."""
+    """One way to score. A class of your own is made with the task's ``EvaluatorSpec`` as its one argument."""
 
     name: str
 
@@ -58,3 +60,28 @@ class Evaluator(Protocol):
             EvaluationFailed: it can't be scored; the message says why.
         """
         ...
+
+
+def checked(evaluation: object, strategy: str) -> Evaluation:
+    """What an evaluator returned, with rewards as finite floats and metadata as plain JSON values.
+
+    Raises:
+        EvaluationFailed: it is nothing of the kind.
+    """
+    if not isinstance(evaluation, Evaluation):
+        raise EvaluationFailed(f"evaluator {strategy} returned {type(evaluation).__name__}, not an Evaluation")
+    try:
+        outcome = None if evaluation.outcome_reward is None else _finite(evaluation.outcome_reward)
+        by_trace = None if evaluation.trace_rewards is None else [_finite(each) for each in evaluation.trace_rewards]
+        metadata = to_plain(evaluation.metadata)
+    except (TypeError, ValueError) as error:
+        raise EvaluationFailed(f"evaluator {strategy} returned what is no reward or no JSON: {error}") from None
+    return Evaluation(outcome, by_trace, metadata)
+
+
+def _finite(reward: object) -> float:
+    if isinstance(reward, str) or not isinstance(reward, SupportsFloat):
+        raise TypeError(f"{reward!r} is no number")
+    if not math.isfinite(number := float(reward)):
+        raise ValueError(f"{reward!r} is not finite")
+    return number

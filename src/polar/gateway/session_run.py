@@ -24,7 +24,7 @@ from polar.contract.errors import PolarError
 from polar.contract.result import SessionResult, SessionState, Trajectory
 from polar.contract.runtime import Command, ExecResult, Runtime, RuntimeFailure
 from polar.contract.task import TaskRequest
-from polar.evaluators.base import Evaluation, Evaluator, FinishedSession
+from polar.evaluators.base import Evaluation, Evaluator, FinishedSession, checked
 from polar.gateway.node import Node
 from polar.gateway.session import LiveSession
 from polar.harnesses import standard_env
@@ -199,7 +199,7 @@ class SessionRun:
         self.status, self.error = "ERROR", f"no model call: the harness never reached the model{why}"
 
     async def _evaluate(self, trajectory: Trajectory, runtime: Runtime) -> Evaluation:
-        return await self._parts.evaluator.evaluate(
+        evaluation = await self._parts.evaluator.evaluate(
             FinishedSession(
                 task=self.task,
                 session_id=self.record.session_id,
@@ -211,6 +211,7 @@ class SessionRun:
                 timeout=POST_RUN_SECONDS - EVALUATION_MARGIN,
             )
         )
+        return checked(evaluation, self.task.evaluator.strategy)
 
     def _assemble(self, completions: list[Completion]) -> Trajectory:
         return assemble(

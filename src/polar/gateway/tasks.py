@@ -71,7 +71,8 @@ async def run_tasks(
             await node.store.put_task(task)
         except StoreConflict:
             raise UsageError(
-                f"another task {task.task_id!r} was run here before: take another --out or another task_id"
+                f"task {task.task_id!r} was run here before with other settings (another file, another -n): "
+                "take another --out or another task_id"
             ) from None
         runs += [SessionRun(node, task, record, parts, on_change) for record in await _open_sessions(node, task)]
         for record in await node.store.sessions(task.task_id):

@@ -11,6 +11,7 @@ costs a session nothing.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -102,7 +103,9 @@ async def _stage(run: SessionRun, stage: Callable[[], Awaitable[None]]) -> bool:
     """Run one stage; a failure ends the session as ERROR and not the others."""
     try:
         await stage()
-    except PolarError as error:
+    except (PolarError, OSError) as error:
+        if _disk_full(error):
+            raise PolarError(f"the disk is full: make room and run it again to go on ({error})") from error
         run.fail(str(error))
         return False
     except Exception as error:
@@ -110,3 +113,12 @@ async def _stage(run: SessionRun, stage: Callable[[], Awaitable[None]]) -> bool:
         run.fail(f"{type(error).__name__}: {error}")
         return False
     return True
+
+
+def _disk_full(error: BaseException | None) -> bool:
+    """A full disk is no session's fault: none may end because of it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            return True
+        error = error.__cause__
+    return False

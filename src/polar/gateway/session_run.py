@@ -184,7 +184,7 @@ class SessionRun:
                     await self._enter("EVALUATING")
                     with self._timed("evaluate"):
                         evaluation = await self._evaluate(trajectory, self._runtime)
-        except PolarError as error:
+        except (PolarError, OSError) as error:
             self.fail(str(error))
         except Exception as error:
             self.fail(f"{self.record.state.lower()} failed: {type(error).__name__}: {error}")

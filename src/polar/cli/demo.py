@@ -55,7 +55,7 @@ def demo(
     screen.print_report(report, folder)
     screen.out.print(f"\n{time.monotonic() - begin:.0f} s. A model this small mostly fails, as the rewards say.")
     polar = "polar" if shutil.which("polar") else sys.argv[0]
-    screen.out.print(f"Look at a trajectory: {polar} show {folder} {requests[0].task_id}-0")
+    screen.out.print(f"Look at a trajectory: {polar} show {folder} {requests[0].task_id}-0", soft_wrap=True)
 
 
 def _fetch_model() -> None:

@@ -58,7 +58,12 @@ async def test_a_model_that_is_not_served_is_said_with_those_that_are(start: Sta
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(404, "--engine-url must be the root"), (401, "POLAR_ENGINE_API_KEY"), (503, "still loading"), (500, "no list of models")],
+    [
+        (404, "--engine-url must be the root"),
+        (401, "POLAR_ENGINE_API_KEY"),
+        (503, "still loading"),
+        (500, "no list of models"),
+    ],
 )
 async def test_a_server_that_is_none(status: int, words: str, start: Start) -> None:
     async with wire_server() as wire:

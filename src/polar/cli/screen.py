@@ -18,7 +18,7 @@ STAGES = {
     "REGISTERED": "new",
     "INITIALIZING": "init",
     "READY": "ready",
-    "RUNNING": "run",
+    "RUNNING": "running",
     "POST_RUN": "post",
     "COMPLETED": "done",
     "ERROR": "error",

@@ -67,6 +67,11 @@ def _problem(task: TaskRequest) -> str | None:
         return "instruction is empty: say what the agent is to do"
     if task.num_samples < 1:
         return "num_samples must be 1 or more"
+    if not 0 <= task.dispatch_priority <= 100:
+        return "dispatch_priority must be from 0 to 100"
+    usable = task.early_stop_min_usable_sessions
+    if usable is not None and not 1 <= usable <= task.num_samples:
+        return "early_stop_min_usable_sessions must be from 1 to num_samples"
     for name in ("timeout_seconds", "agent_timeout_seconds"):
         seconds = getattr(task, name)
         if seconds is not None and not (math.isfinite(seconds) and seconds > 0):

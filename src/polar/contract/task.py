@@ -70,6 +70,10 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     task_id: str
     instruction: str
     num_samples: int = 1
+    dispatch_priority: int = 0
+    """0 to 100: sessions of a higher priority begin before those of a lower one. What runs is never preempted."""
+    early_stop_min_usable_sessions: int | None = None
+    """With so many sessions that have trained tokens and ended without an error, the rest is cancelled."""
     timeout_seconds: float = 900.0
     """The session from INIT on; waiting in a queue costs nothing."""
     agent_timeout_seconds: float | None = None

@@ -1,0 +1,162 @@
+"""What passes between trainers, the rollout server and its gateway nodes.
+
+A session attempt is given to one node under a lease. The attempt's number is the fencing number: when a lease
+lapses the session becomes a new attempt, and whatever the old holder still writes is refused. Names and shapes
+of ``TaskStatus``, ``TaskResult``, ``NodeInfo`` and ``NodeLoad`` are those of NVIDIA's public Polar service, with
+additions. Times are seconds, points in time epoch seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from polar.contract.completion import Completion
+from polar.contract.result import SessionResult, SessionState
+from polar.contract.task import TaskRequest
+
+TaskState = Literal["running", "completed", "failed"]
+"""``completed``: every session has ended, in whatever way. ``failed``: it was cancelled before that."""
+
+
+class Lease(msgspec.Struct, kw_only=True):
+    """One session attempt, given to one node for ``seconds`` from when it was asked for; heartbeats renew it."""
+
+    session_id: str
+    task_id: str
+    sample_index: int
+    attempt: int
+    seconds: float
+    created_at: float
+    """When the session was registered."""
+    task: TaskRequest
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A session attempt that a node says it holds, and where it stands."""
+
+    session_id: str
+    attempt: int
+    state: SessionState
+
+
+class NodeLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """How many sessions of a node are at or before each stage."""
+
+    init_queue_depth: int = 0
+    init_inflight: int = 0
+    ready_depth: int = 0
+    run_inflight: int = 0
+    postrun_queue_depth: int = 0
+    postrun_inflight: int = 0
+
+
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node says of itself when it registers."""
+
+    node_id: str
+    gateway_url: str
+    """Where its data plane is reached from outside its machine."""
+    max_init_workers: int
+    max_run_workers: int
+    max_postrun_workers: int
+    max_ready: int = 0
+    version: str = ""
+    harnesses: dict[str, str] = {}
+    """Installed harnesses and their versions."""
+    engines: list[dict[str, Any]] = []
+
+
+class NodeInfo(msgspec.Struct, kw_only=True):
+    """A node as the server knows it. ``healthy``: it was heard of within its lease time."""
+
+    node_id: str
+    gateway_url: str
+    max_init_workers: int
+    max_run_workers: int
+    max_postrun_workers: int
+    metrics: NodeLoad = NodeLoad()
+    healthy: bool = True
+    draining: bool = False
+    heartbeat_interval_seconds: float = 2.0
+    last_heartbeat: float = 0.0
+    sessions: int = 0
+    """Leases it holds."""
+    version: str = ""
+    harnesses: dict[str, str] = {}
+    engines: list[dict[str, Any]] = []
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's sign of life: what it holds, how full it is, and how many more sessions it would take now."""
+
+    held: list[Held] = []
+    load: NodeLoad = NodeLoad()
+    room: int = 0
+
+
+class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
+    """``lost``: of what the node said it held, what it no longer holds: it must stop these and write nothing more
+    under them. ``cancelled``: it must end these now (their result is still wanted). ``drain``: take no more."""
+
+    leases: list[Lease] = []
+    lost: list[str] = []
+    cancelled: list[str] = []
+    drain: bool = False
+
+
+class Delivery(msgspec.Struct, kw_only=True):
+    """What a node's journal hands to the server: captured calls, and at the end of an attempt its result. The same
+    delivery may come again; it is a no-op then."""
+
+    session_id: str
+    attempt: int
+    completions: list[Completion] = []
+    result: SessionResult | None = None
+
+
+class TaskStatus(msgspec.Struct, kw_only=True):
+    """How a task stands. ``results`` has the ended sessions, whole, as summaries, or none (as asked)."""
+
+    task_id: str
+    status: TaskState
+    total_sessions: int
+    completed_sessions: int
+    results: list[SessionResult] = []
+    result_paths: list[str] = []
+
+
+class TaskResult(msgspec.Struct, kw_only=True):
+    """The body of a task's callback. ``delivery_id`` is the same however often it is sent."""
+
+    task_id: str
+    status: TaskState
+    results: list[SessionResult] = []
+    result_paths: list[str] = []
+    delivery_id: str = ""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened, in the order of ``id``: a session entered a state, a task began or ended, a node came,
+    went or drains."""
+
+    id: int
+    kind: Literal["task", "session", "node"]
+    time: float
+    subject: str
+    """The id of the task, session or node."""
+    state: str
+    task_id: str | None = None
+    data: dict[str, Any] = {}
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Who read, exported, changed or was refused what. ``actor`` is a credential's name, never the credential."""
+
+    time: float
+    actor: str
+    action: str
+    subject: str
+    allowed: bool = True
+    detail: str = ""

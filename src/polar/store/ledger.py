@@ -1,0 +1,144 @@
+"""The ledger: the store of a rollout server, which decides who runs what and what has come of it.
+
+It is a ``Store`` with leases on top. A session's attempt is its fencing number: a lease is for one attempt, a lapsed
+lease makes the session a new attempt, and every write under an old one is refused. ``now`` is epoch seconds and
+comes from the caller, so that one clock decides. Events are written in the transaction of what they tell of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from polar.contract.completion import Completion
+from polar.contract.result import SessionResult
+from polar.contract.rollout import AuditEntry, Event, Held, HeartbeatReply, Lease, NodeInfo, NodeSpec
+from polar.contract.rollout import NodeLoad as NodeLoad
+from polar.contract.task import TaskRequest
+from polar.store.base import SessionRecord, Store
+
+MAX_ATTEMPTS = 3
+"""How often a session is begun before it ends as ERROR ``attempts exhausted``."""
+
+
+class StoredResult(NamedTuple):
+    """A result with its place in the order in which results were stored."""
+
+    cursor: int
+    result: SessionResult
+
+
+class PendingCallback(NamedTuple):
+    """A task whose callback is due, and how often it was tried."""
+
+    task_id: str
+    url: str
+    tries: int
+
+
+class Purged(NamedTuple):
+    """What retention removed."""
+
+    tasks: int
+    sessions: int
+    completions: int
+
+
+class Ledger(Store, Protocol):
+    """Tasks in, results out, nothing lost. All that ``Store`` says of durability and repetition holds here."""
+
+    async def submit(self, task: TaskRequest, now: float) -> bool:
+        """Keep a task and register its sessions, in one transaction; whether it is new.
+
+        Raises:
+            StoreConflict: the id exists with another body.
+        """
+        ...
+
+    async def claim(self, node_id: str, room: int, seconds: float, now: float) -> list[Lease]:
+        """Lease up to ``room`` registered sessions to a node: higher priority first, then oldest first. None to a
+        node that drains."""
+        ...
+
+    async def renew(self, node_id: str, held: Sequence[Held], seconds: float, now: float) -> HeartbeatReply:
+        """Renew the leases that this node holds and keep the states it tells; what it no longer holds, and what was
+        cancelled, is in the reply (``leases`` is empty)."""
+        ...
+
+    async def release(self, node_id: str, session_id: str, attempt: int, now: float) -> None:
+        """Hand a lease back: the session is registered again, as a new attempt that does not count against the cap."""
+        ...
+
+    async def expire(self, now: float) -> list[SessionRecord]:
+        """Take back every lease that has lapsed. Its session is registered as a new attempt, or, after
+        ``MAX_ATTEMPTS``, ends as ERROR with a result. The sessions as they are now."""
+        ...
+
+    async def deliver(
+        self, node_id: str, record: SessionRecord, completions: Sequence[Completion], result: SessionResult | None
+    ) -> None:
+        """What a node's journal hands over, in one transaction: captured calls, and the result that ends the attempt.
+        Calls of an attempt that is over are kept as history; a result of one is refused.
+
+        Raises:
+            StoreConflict: the node does not hold this attempt, or it ended with another result.
+        """
+        ...
+
+    async def cancel(self, task_id: str, now: float, reason: str = "cancelled") -> list[SessionRecord] | None:
+        """End a task: sessions that nobody holds end as ERROR with this reason now, the others are marked, and their
+        nodes told at the next heartbeat. The sessions as they are now; ``None``: no such task."""
+        ...
+
+    async def results_after(self, cursor: int, limit: int, task_id: str | None = None) -> list[StoredResult]:
+        """Results of newest attempts stored after ``cursor`` (0: from the first), in order, without traces."""
+        ...
+
+    async def acknowledged(self, consumer: str) -> int:
+        """The cursor up to which a consumer has acknowledged results (0: none)."""
+        ...
+
+    async def acknowledge(self, consumer: str, cursor: int) -> None:
+        """A consumer has dealt with every result up to ``cursor``. It never goes back."""
+        ...
+
+    async def callbacks_due(self, now: float, limit: int = 100) -> list[PendingCallback]:
+        """Tasks with a callback address whose sessions have all ended and whose callback has not arrived yet."""
+        ...
+
+    async def callback_tried(self, task_id: str, *, arrived: bool, retry_at: float | None, error: str | None) -> None:
+        """How a try went. Neither arrived nor to be tried again: it is given up, and stays listed with its error."""
+        ...
+
+    async def events_after(self, event_id: int, limit: int = 1000) -> list[Event]:
+        """Events after ``event_id`` (0: from the first that is kept), in order."""
+        ...
+
+    async def put_node(self, spec: NodeSpec, now: float) -> None:
+        """A node has registered (again)."""
+        ...
+
+    async def node_load(self, node_id: str, load: NodeLoad, now: float) -> bool:
+        """A node's sign of life; whether the node is known. Kept in memory: it is no promise to anybody."""
+        ...
+
+    async def drain(self, node_id: str, now: float) -> NodeInfo | None:
+        """The node shall take no more; ``None``: it is not known."""
+        ...
+
+    async def nodes(self, now: float) -> list[NodeInfo]:
+        """Every node, by id, with the number of leases it holds."""
+        ...
+
+    async def audit(self, entry: AuditEntry) -> None:
+        """Append to the audit log. Nothing in it is ever changed."""
+        ...
+
+    async def audit_log(self, limit: int = 1000) -> list[AuditEntry]:
+        """The newest entries, oldest first."""
+        ...
+
+    async def purge(self, before: float) -> Purged:
+        """Forget tasks all of whose sessions ended before ``before``, with their sessions, calls and results; bare
+        capture sessions likewise. What other sessions share is kept."""
+        ...

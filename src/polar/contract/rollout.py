@@ -89,21 +89,33 @@ class NodeInfo(msgspec.Struct, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's sign of life: what it holds, how full it is, and how many more sessions it would take now."""
+    """A node's sign of life: what it holds and how full it is. It renews every lease that it names."""
 
     held: list[Held] = []
     load: NodeLoad = NodeLoad()
-    room: int = 0
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
     """``lost``: of what the node said it held, what it no longer holds: it must stop these and write nothing more
     under them. ``cancelled``: it must end these now (their result is still wanted). ``drain``: take no more."""
 
-    leases: list[Lease] = []
     lost: list[str] = []
     cancelled: list[str] = []
     drain: bool = False
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A node asks for up to ``room`` sessions, and waits up to ``wait`` seconds for the first."""
+
+    room: int
+    wait: float = 0.0
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True):
+    """A node hands a session attempt back, unfinished."""
+
+    session_id: str
+    attempt: int
 
 
 class Delivery(msgspec.Struct, kw_only=True):

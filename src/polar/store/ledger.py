@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol
 
 from polar.contract.completion import Completion
 from polar.contract.result import SessionResult
-from polar.contract.rollout import AuditEntry, Event, Held, HeartbeatReply, Lease, NodeInfo, NodeSpec
-from polar.contract.rollout import NodeLoad as NodeLoad
+from polar.contract.rollout import AuditEntry, Event, HeartbeatReply, Held, Lease, NodeInfo, NodeLoad, NodeSpec
 from polar.contract.task import TaskRequest
 from polar.store.base import SessionRecord, Store
 
@@ -62,11 +61,11 @@ class Ledger(Store, Protocol):
 
     async def renew(self, node_id: str, held: Sequence[Held], seconds: float, now: float) -> HeartbeatReply:
         """Renew the leases that this node holds and keep the states it tells; what it no longer holds, and what was
-        cancelled, is in the reply (``leases`` is empty)."""
+        cancelled, is in the reply."""
         ...
 
     async def release(self, node_id: str, session_id: str, attempt: int, now: float) -> None:
-        """Hand a lease back: the session is registered again, as a new attempt that does not count against the cap."""
+        """Hand a lease back: the session is registered again, as an attempt that does not count against the cap."""
         ...
 
     async def expire(self, now: float) -> list[SessionRecord]:

@@ -58,6 +58,8 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     node_id: str
     gateway_url: str
     """Where its data plane is reached from outside its machine."""
+    instance: str = ""
+    """Names the process: the same node under another one holds none of the leases that it had before."""
     max_init_workers: int
     max_run_workers: int
     max_postrun_workers: int

@@ -114,7 +114,7 @@ class Ledger(Store, Protocol):
         ...
 
     async def put_node(self, spec: NodeSpec, now: float) -> None:
-        """A node has registered (again)."""
+        """A node has registered (again). Under another ``instance`` than before, the leases that it had lapse now."""
         ...
 
     async def node_load(self, node_id: str, load: NodeLoad, now: float) -> bool:

@@ -1,11 +1,11 @@
-"""The stages of many sessions at once, each stage with workers of its own.
+"""The stages of many sessions at once, each stage with places of its own.
 
     REGISTERED -> INITIALIZING -> READY -> RUNNING -> POST_RUN (BUILDING, EVALUATING)
                                                    -> COMPLETED | ERROR | TIMEOUT
 
-INIT workers prepare runtimes and put them into READY, a bounded buffer, and go on to the next; RUN workers
-take them out and run the harness; POST_RUN workers build the traces and evaluate. Waiting between stages
-costs a session nothing.
+A session in INIT prepares its runtime, takes a place in READY, a bounded buffer, and only then makes room for the
+next; from READY it goes on to RUNNING as soon as there is a place, and from there to POST_RUN. Waiting between
+stages costs a session nothing.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 
 from polar.contract.errors import PolarError
+from polar.contract.rollout import NodeLoad
 from polar.gateway.session_run import SessionRun
 
 log = logging.getLogger("polar.sessions")
 
 
-class Pools(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers of each stage, and how many prepared sessions may wait in READY."""
+class Pools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Places of each stage, 1 or more; ``ready`` is how many prepared sessions may wait for a place to run."""
 
     init: int = 2
     ready: int = 2
@@ -32,59 +34,115 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
     post_run: int = 2
 
 
-async def run_sessions(runs: Sequence[SessionRun], pools: Pools) -> None:
-    """Take every session to its end: a terminal state and a result in the store.
+class Stages:
+    """Takes sessions through their stages.
 
-    When cancelled, sessions that have not ended are left as the store knows them (to be run again as a new
-    attempt), and nothing of them goes on running.
+    Args:
+        pools: how many sessions may be in each stage at a time.
     """
-    waiting: asyncio.Queue[SessionRun] = asyncio.Queue()
-    ready: asyncio.Queue[SessionRun] = asyncio.Queue(maxsize=pools.ready)
-    ran: asyncio.Queue[SessionRun] = asyncio.Queue()
-    left = len(runs)
-    all_done = asyncio.Event()
 
-    async def initialize(run: SessionRun) -> None:
-        if await _stage(run, run.initialize):
+    def __init__(self, pools: Pools) -> None:
+        self.pools = pools
+        self._init = _Places(pools.init)
+        self._ready = _Places(pools.ready)
+        self._run = _Places(pools.run)
+        self._post_run = _Places(pools.post_run)
+
+    @property
+    def room(self) -> int:
+        """How many more sessions would begin at once."""
+        return max(0, self._init.free - self._init.waiting)
+
+    def load(self) -> NodeLoad:
+        """How many sessions wait for and are in each stage."""
+        return NodeLoad(
+            init_queue_depth=self._init.waiting,
+            init_inflight=self._init.taken,
+            ready_depth=self._ready.taken,
+            run_inflight=self._run.taken,
+            postrun_queue_depth=self._post_run.waiting,
+            postrun_inflight=self._post_run.taken,
+        )
+
+    async def live(self, run: SessionRun) -> None:
+        """Take one session to its end: a terminal state and a result in the store.
+
+        When cancelled, the session is left as the store knows it (to be run again as a new attempt), and nothing
+        of it goes on running.
+
+        Raises:
+            PolarError: the store can't keep it. What a session can't do ends as its result.
+        """
+        try:
+            await run.guard(self._until_it_ran(run))
+            async with self._post_run.one():
+                await run.finish()
+        finally:
+            await run.release()
+
+    async def _until_it_ran(self, run: SessionRun) -> None:
+        async with self._init.one():
+            if not await _stage(run, run.initialize):
+                return
+            await self._ready.take()
+        try:
             await run.ready()
-            await ready.put(run)
-        else:
-            await ran.put(run)
+            await self._run.take()
+        finally:
+            self._ready.give()
+        try:
+            await _stage(run, run.run)
+        finally:
+            self._run.give()
 
-    async def execute(run: SessionRun) -> None:
-        await _stage(run, run.run)
-        await ran.put(run)
 
-    async def finish(run: SessionRun) -> None:
-        nonlocal left
-        await run.finish()
-        left -= 1
-        if left == 0:
-            all_done.set()
+class _Places:
+    """A semaphore that says how full it is."""
 
-    for run in runs:
-        waiting.put_nowait(run)
+    def __init__(self, places: int) -> None:
+        self.waiting = 0
+        self.taken = 0
+        self._places = places
+        self._free = asyncio.Semaphore(places)
+
+    @property
+    def free(self) -> int:
+        return self._places - self.taken
+
+    async def take(self) -> None:
+        self.waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.waiting -= 1
+        self.taken += 1
+
+    def give(self) -> None:
+        self.taken -= 1
+        self._free.release()
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        await self.take()
+        try:
+            yield
+        finally:
+            self.give()
+
+
+async def run_sessions(runs: Sequence[SessionRun], pools: Pools) -> None:
+    """Take every session to its end; when cancelled, none of them goes on running.
+
+    Raises:
+        PolarError: the store can't keep one; the others were cut off.
+    """
+    stages = Stages(pools)
     try:
         async with asyncio.TaskGroup() as group:
-            workers = [
-                group.create_task(_work(queue, step))
-                for queue, step, count in (
-                    (waiting, initialize, pools.init),
-                    (ready, execute, pools.run),
-                    (ran, finish, pools.post_run),
-                )
-                for _ in range(count)
-            ]
-            if runs:
-                await all_done.wait()
-            for worker in workers:
-                worker.cancel()
-    except* PolarError as group:
-        # What a session can't do ends as its result; what gets here is the store's word, and ends the run.
-        raise _first(group) from None
-    finally:
-        for run in runs:
-            await run.release()
+            for run in runs:
+                group.create_task(stages.live(run))
+    except* PolarError as errors:
+        raise _first(errors) from None
 
 
 def _first(error: BaseException) -> BaseException:
@@ -92,11 +150,6 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-async def _work(queue: asyncio.Queue[SessionRun], step: Callable[[SessionRun], Awaitable[None]]) -> None:
-    while True:
-        await step(await queue.get())
 
 
 async def _stage(run: SessionRun, stage: Callable[[], Awaitable[None]]) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -81,6 +81,9 @@ class SessionRun:
         self._plan: Plan | None = None
         self._env: dict[str, str] = {}
         self._result: ExecResult | None = None
+        self._evaluation = Evaluation()
+        self._stopped: str | None = None
+        self._work: asyncio.Future[None] | None = None
 
     @property
     def folder(self) -> Path:
@@ -173,7 +176,6 @@ class SessionRun:
             await self._node.gateway.close(self._live)
         completions = await self._node.store.completions(self.record.session_id, self.record.attempt)
         trajectory: Trajectory | None = None
-        evaluation = Evaluation()
         try:
             async with _Budget("POST_RUN", POST_RUN_SECONDS):
                 await self._enter("BUILDING")
@@ -183,12 +185,12 @@ class SessionRun:
                 if self.status != "ERROR" and self._runtime is not None:
                     await self._enter("EVALUATING")
                     with self._timed("evaluate"):
-                        evaluation = await self._evaluate(trajectory, self._runtime)
+                        await self.guard(self._evaluate(trajectory, self._runtime))
         except (PolarError, OSError) as error:
             self.fail(str(error))
         except Exception as error:
             self.fail(f"{self.record.state.lower()} failed: {type(error).__name__}: {error}")
-        await self._end(self._make_result(self._scored(trajectory, completions, evaluation)))
+        await self._end(self._make_result(self._scored(trajectory, completions)))
 
     def _require_calls(self, completions: list[Completion]) -> None:
         if completions or self.task.agent.settings.get("allow_no_model_call"):
@@ -198,7 +200,7 @@ class SessionRun:
         why = f" ({self.error})" if self.error else ""
         self.status, self.error = "ERROR", f"no model call: the harness never reached the model{why}"
 
-    async def _evaluate(self, trajectory: Trajectory, runtime: Runtime) -> Evaluation:
+    async def _evaluate(self, trajectory: Trajectory, runtime: Runtime) -> None:
         evaluation = await self._parts.evaluator.evaluate(
             FinishedSession(
                 task=self.task,
@@ -211,16 +213,14 @@ class SessionRun:
                 timeout=POST_RUN_SECONDS - EVALUATION_MARGIN,
             )
         )
-        return checked(evaluation, self.task.evaluator.strategy)
+        self._evaluation = checked(evaluation, self.task.evaluator.strategy)
 
     def _assemble(self, completions: list[Completion]) -> Trajectory:
         return assemble(
             completions, self.task.builder, provenance=self._provenance(), allow_import=self._parts.allow_import
         )
 
-    def _scored(
-        self, trajectory: Trajectory | None, completions: list[Completion], evaluation: Evaluation
-    ) -> Trajectory:
+    def _scored(self, trajectory: Trajectory | None, completions: list[Completion]) -> Trajectory:
         """The trajectory with its rewards and how the session ended. Where no traces could be built, the calls
         are accounted for all the same."""
         if trajectory is None:
@@ -228,9 +228,9 @@ class SessionRun:
         try:
             record_evaluation(
                 trajectory,
-                outcome_reward=evaluation.outcome_reward,
-                trace_rewards=evaluation.trace_rewards,
-                evaluation=self._evaluation_record(evaluation),
+                outcome_reward=self._evaluation.outcome_reward,
+                trace_rewards=self._evaluation.trace_rewards,
+                evaluation=self._evaluation_record(self._evaluation),
             )
         except ValueError as error:
             self.fail(f"evaluator {self.task.evaluator.strategy}: {error}")
@@ -281,6 +281,28 @@ class SessionRun:
         self._on_change(ended)
 
     # ---- at any time -------------------------------------------------------------------------------------
+
+    def stop(self, reason: str) -> None:
+        """End the session now, as ERROR with this reason. The traces of what it has captured are still built."""
+        self._stopped = self._stopped or reason
+        if self._work is not None:
+            self._work.cancel()
+
+    async def guard(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do a piece of work that ``stop`` cuts off."""
+        if self._stopped is None:
+            self._work = asyncio.ensure_future(work)
+            try:
+                await self._work
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._stopped is None or (task is not None and task.cancelling()):
+                    raise
+            finally:
+                self._work = None
+        else:
+            work.close()
+        self.fail(self._stopped)
 
     def fail(self, error: str | None) -> None:
         """The session will end as ERROR with this line, if there is one."""

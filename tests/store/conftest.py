@@ -1,4 +1,5 @@
-"""A store in a fresh folder, and disks that are small or can't be written (where this machine lets us mount)."""
+"""A store in a fresh folder or a real PostgreSQL, and disks that are small or can't be written (where this machine
+lets us mount)."""
 
 from __future__ import annotations
 
@@ -10,13 +11,51 @@ from pathlib import Path
 
 import pytest
 
-from polar.store import Store, open_store
+from polar.store import Ledger, open_store
+from tests.store.postgres_server import Server
 
 Mount = Callable[..., None]
 
 
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Server]:
+    """One for all tests; it does not sync, so it is not for tests of what survives."""
+    server = Server()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
+def postgres_url(postgres_server: Server) -> Iterator[str]:
+    """A database without a store in it."""
+    yield postgres_server.url()
+    postgres_server.clean()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place for a store, in each of the databases."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/polar.db"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[Ledger]:
+    """An open store, in each of the databases."""
+    store = open_store(store_url)
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def sqlite_store(tmp_path: Path) -> AsyncIterator[Ledger]:
+    """An open store in a file."""
     store = open_store(str(tmp_path / "polar.db"))
     await store.open()
     yield store
@@ -44,11 +83,11 @@ def mount() -> Iterator[Mount]:
 
 
 class Process:
-    """A running ``writer_process.py``; ``lines`` are the ids it was told are kept."""
+    """A running ``writer_process.py`` (or another one); ``lines`` are the ids it was told are kept."""
 
-    def __init__(self, database: Path, session: str, count: int) -> None:
+    def __init__(self, database: Path | str, session: str, count: int, module: str = "writer_process") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.store.writer_process", str(database), session, str(count)],
+            [sys.executable, "-m", f"tests.store.{module}", str(database), session, str(count)],
             cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -70,12 +109,12 @@ class Process:
 
 
 @pytest.fixture
-def writing() -> Iterator[Callable[[Path, str, int], Process]]:
+def writing() -> Iterator[Callable[..., Process]]:
     """``writing(database, session, count)``: another process that writes; killed at the end of the test."""
     started: list[Process] = []
 
-    def start(database: Path, session: str, count: int) -> Process:
-        started.append(Process(database, session, count))
+    def start(database: Path | str, session: str, count: int, **more: str) -> Process:
+        started.append(Process(database, session, count, **more))
         return started[-1]
 
     yield start

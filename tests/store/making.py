@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from polar.contract.chat import Image, Message, Sampling, Text, Tool, ToolCall, Usage
 from polar.contract.completion import Completion, WeightSpan
 from polar.contract.result import SessionResult, Trace, Trajectory
+from polar.contract.rollout import Delivery, Held, Lease, NodeSpec
 from polar.contract.task import AgentSpec, TaskRequest
 from polar.store import SessionRecord
 
@@ -60,6 +61,27 @@ def result(session_id: str = "s", *, traces: int = 0, **fields: Any) -> SessionR
     trajectory = Trajectory(status="COMPLETED", traces=[trace] * traces, metadata={"evaluation": {"reward": 1.0}})
     defaults = {"task_id": "task", "attempt": 1, "status": "COMPLETED", "timing": {"run": 3.25}}
     return SessionResult(session_id=session_id, trajectory=trajectory, **{**defaults, **fields})
+
+
+def node(node_id: str = "n", **fields: Any) -> NodeSpec:
+    defaults = {"gateway_url": "http://n:1", "max_init_workers": 2, "max_run_workers": 2, "max_postrun_workers": 2}
+    return NodeSpec(node_id=node_id, **{**defaults, **fields})
+
+
+def delivery(lease: Lease, *, calls: int = 0, trained: int = 0, **fields: Any) -> Delivery:
+    """What a node hands over at the end of an attempt: its calls, and a result with so many trained tokens."""
+    name, attempt = lease.session_id, lease.attempt
+    status = fields.get("status", "COMPLETED")
+    made = result(name, task_id=lease.task_id, attempt=attempt, **fields)
+    made.trajectory = Trajectory(status=status, metadata={"reconstruction": {"tokens_trained": trained}})
+    completions = [
+        completion(name, seq, attempt=attempt, completion_id=f"{name}-{attempt}-{seq}") for seq in range(calls)
+    ]
+    return Delivery(session_id=name, attempt=attempt, completions=completions, result=made)
+
+
+def held(lease: Lease, state: Any = "RUNNING") -> Held:
+    return Held(session_id=lease.session_id, attempt=lease.attempt, state=state)
 
 
 def large_tools(count: int = 30) -> tuple[Tool, ...]:

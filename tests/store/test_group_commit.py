@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,14 @@ from polar.store import SQLiteStore, Store, StoreConflict, StoreFailure
 from tests.store import making
 
 
-async def test_writes_that_wait_together_are_committed_together(store: Store, tmp_path: Path) -> None:
+async def test_writes_that_wait_together_are_committed_together(sqlite_store: Store, tmp_path: Path) -> None:
     log = tmp_path / "polar.db-wal"
-    await store.put_session(making.session())
+    await sqlite_store.put_session(making.session())
     start = log.stat().st_size
     for seq in range(30):
-        await store.put_completion(making.completion(seq=seq))
+        await sqlite_store.put_completion(making.completion(seq=seq))
     one_by_one = log.stat().st_size - start
-    await asyncio.gather(*(store.put_completion(making.completion(seq=seq)) for seq in range(30, 60)))
+    await asyncio.gather(*(sqlite_store.put_completion(making.completion(seq=seq)) for seq in range(30, 60)))
     together = log.stat().st_size - start - one_by_one
     # Every commit writes at least the page of the table and one of each index again.
     assert together < one_by_one / 4
@@ -128,8 +129,12 @@ async def test_a_damaged_page_is_one_line_and_no_crash(tmp_path: Path) -> None:
     for seq in range(200):
         await store.put_completion(making.completion(seq=seq))
     await store.close()
+    with sqlite3.connect(path) as db:
+        roots = db.execute("SELECT rootpage FROM sqlite_schema WHERE tbl_name IN ('sessions', 'completions')")
+        size, pages = db.execute("PRAGMA page_size").fetchone()[0], [root for (root,) in roots]
     data = bytearray(path.read_bytes())
-    data[2 * 4096 :] = b"\xff" * (len(data) - 2 * 4096)
+    for page in pages:
+        data[(page - 1) * size : page * size] = b"\xff" * size
     path.write_bytes(data)
     store = SQLiteStore(path)
     await store.open()

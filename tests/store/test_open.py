@@ -49,8 +49,7 @@ async def test_a_url_or_a_path_is_a_file_and_missing_folders_are_made(
 @pytest.mark.parametrize(
     ("url", "match"),
     [
-        ("postgresql://user@db/polar", "keeps sessions in SQLite"),
-        ("postgres://db/polar", "keeps sessions in SQLite"),
+        ("postgresql://db:port:9/polar?nonsense=1", "no PostgreSQL URL"),
         ("mysql://db/polar", "unknown store 'mysql'"),
         ("sqlite://polar.db", "sqlite:///relative/path"),
         ("sqlite:///polar.db?mode=ro", "is no store"),
@@ -153,10 +152,10 @@ async def test_a_second_writing_process_is_told_who_writes(tmp_path: Path, writi
     await store.close()
 
 
-async def test_a_second_writing_store_of_one_process_is_refused(store: Store, tmp_path: Path) -> None:
+async def test_a_second_writing_store_of_one_process_is_refused(sqlite_store: Store, tmp_path: Path) -> None:
     await _refused(SQLiteStore(tmp_path / "polar.db"), "being written by process")
-    await store.put_session(making.session())
-    assert len(await store.sessions()) == 1
+    await sqlite_store.put_session(making.session())
+    assert len(await sqlite_store.sessions()) == 1
 
 
 async def test_readers_follow_a_live_writer(tmp_path: Path, writing: Writing) -> None:
@@ -171,8 +170,8 @@ async def test_readers_follow_a_live_writer(tmp_path: Path, writing: Writing) ->
     await reader.close()
 
 
-async def test_a_read_only_store_refuses_to_write(store: Store, tmp_path: Path) -> None:
-    await store.put_session(making.session())
+async def test_a_read_only_store_refuses_to_write(sqlite_store: Store, tmp_path: Path) -> None:
+    await sqlite_store.put_session(making.session())
     reader = SQLiteStore(tmp_path / "polar.db", read_only=True)
     await reader.open()
     for write in (reader.put_task(making.task()), reader.put_completion(making.completion())):

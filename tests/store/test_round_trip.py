@@ -16,6 +16,7 @@ from polar.contract.completion import Completion
 from polar.store import Store, open_store
 from polar.store.codec import HEAD_FIELDS, CompletionReader, encode_completion
 from tests.store import making
+from tests.store.postgres_server import Server
 
 EMPTY = 14 * 16_384
 """Bytes of a store with nothing in it: a page for each table and index."""
@@ -30,24 +31,40 @@ def test_any_completion_survives_the_codec(completion: Completion) -> None:
     assert making.same(back, completion)
 
 
+some_completions = st.lists(making.completions, min_size=1, max_size=4)
+
+
 @settings(max_examples=15, deadline=None)
-@given(st.lists(making.completions, min_size=1, max_size=4))
+@given(some_completions)
 async def test_any_completions_survive_a_closed_and_reopened_file(completions: list[Completion]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        await _survive(f"sqlite:///{folder}/polar.db", completions)
+
+
+@settings(max_examples=15, deadline=None)
+@given(some_completions)
+async def test_any_completions_survive_in_postgresql(postgres_server: Server, completions: list[Completion]) -> None:
+    try:
+        await _survive(postgres_server.url(), completions)
+    finally:
+        postgres_server.clean()
+
+
+async def _survive(url: str, completions: list[Completion]) -> None:
     given = [
         msgspec.structs.replace(c, session_id="s", completion_id=f"c{i}", attempt=1, seq=i)
         for i, c in enumerate(completions)
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        store = open_store(f"sqlite:///{folder}/polar.db")
-        await store.open()
-        await store.put_session(making.session())
-        for completion in given:
-            await store.put_completion(completion)
-        await store.close()
-        store = open_store(f"{folder}/polar.db")
-        await store.open()
-        back = await store.completions("s")
-        await store.close()
+    store = open_store(url)
+    await store.open()
+    await store.put_session(making.session())
+    for completion in given:
+        await store.put_completion(completion)
+    await store.close()
+    store = open_store(url)
+    await store.open()
+    back = await store.completions("s")
+    await store.close()
     assert len(back) == len(given)
     assert all(making.same(a, b) for a, b in zip(back, given, strict=True))
 
@@ -82,36 +99,38 @@ def test_arrays_of_another_type_are_refused_and_not_cast() -> None:
         encode_completion(making.completion(response_ids=np.array([2**40])))
 
 
-async def test_a_large_tools_list_is_kept_once_however_many_calls_carry_it(store: Store, tmp_path: Path) -> None:
+async def test_a_large_tools_list_is_kept_once_however_many_calls_carry_it(
+    sqlite_store: Store, tmp_path: Path
+) -> None:
     tools = making.large_tools(30)
     for name in ("a", "b"):
-        await store.put_session(making.session(name))
+        await sqlite_store.put_session(making.session(name))
         for seq in range(50):
-            await store.put_completion(making.completion(name, seq, tools=tools))
-    stored = await store.completions("b")
-    await store.close()
+            await sqlite_store.put_completion(making.completion(name, seq, tools=tools))
+    stored = await sqlite_store.completions("b")
+    await sqlite_store.close()
     assert all(completion.tools == tools for completion in stored)
     assert (tmp_path / "polar.db").stat().st_size < 30_000 + 100 * 2_000 + EMPTY
 
 
-async def test_samples_of_a_task_share_their_first_prompt(store: Store, tmp_path: Path) -> None:
+async def test_samples_of_a_task_share_their_first_prompt(sqlite_store: Store, tmp_path: Path) -> None:
     system = Message(role="system", content="rules " * 5_000)
     prompt = np.arange(10_000, dtype=np.int32)
     for i in range(16):
-        await store.put_session(making.session(f"s{i}", sample_index=i))
-        await store.put_completion(making.completion(f"s{i}", messages=(system,), prompt_delta=prompt))
-    stored = await store.completions("s7")
-    await store.close()
+        await sqlite_store.put_session(making.session(f"s{i}", sample_index=i))
+        await sqlite_store.put_completion(making.completion(f"s{i}", messages=(system,), prompt_delta=prompt))
+    stored = await sqlite_store.completions("s7")
+    await sqlite_store.close()
     assert stored[0].messages == (system,)
     assert stored[0].prompt_delta.tolist() == prompt.tolist()
     assert (tmp_path / "polar.db").stat().st_size < 2 * (30_000 + 40_000) + EMPTY
 
 
-async def test_a_session_grows_with_its_tokens(store: Store, tmp_path: Path) -> None:
-    await store.put_session(making.session())
+async def test_a_session_grows_with_its_tokens(sqlite_store: Store, tmp_path: Path) -> None:
+    await sqlite_store.put_session(making.session())
     for seq in range(200):
-        await store.put_completion(making.completion(seq=seq, tokens=500))
-    await store.close()
+        await sqlite_store.put_completion(making.completion(seq=seq, tokens=500))
+    await sqlite_store.close()
     new_bytes = 200 * (500 * 4 * 3 + 400)
     assert (tmp_path / "polar.db").stat().st_size < 1.5 * new_bytes
 

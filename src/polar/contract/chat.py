@@ -81,6 +81,9 @@ class Chat(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``tool_choice`` is "auto", "none", "required" or a tool's name. ``response_format`` is an OpenAI-shaped
     structured-output request. ``template_args`` go to the chat template (``enable_thinking`` and the like).
+
+    ``prompt`` stands in place of messages where there is no conversation: plain text, or token ids as they are.
+    Text gets the tokenizer's own special tokens (a BOS) unless ``template_args`` has ``add_special_tokens: false``.
     """
 
     model: str
@@ -90,6 +93,7 @@ class Chat(msgspec.Struct, frozen=True, omit_defaults=True):
     sampling: Sampling = Sampling()
     response_format: dict[str, Any] | None = None
     template_args: dict[str, Any] = {}
+    prompt: str | tuple[int, ...] | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -30,11 +30,17 @@ Outcome = Literal[
     "token_mismatch",  # ids, usage and finish reason contradict each other
     "logprob_missing",  # no logprob, or one that is no finite number, or a sentinel
     "empty",  # nothing was sampled
+    "redacted",  # text was taken out before it was stored, and with it the token ids, which say the same
 ]
 """How a call ended, which decides whether it may be trained: only ``ok`` may."""
 
 Mode = Literal["tito", "chat"]
 """``tito``: Polar renders, token ids in and out. ``chat``: the engine renders, Polar records."""
+
+
+LogprobKind = Literal["raw", "temperature", "processed", "unknown"]
+"""Which distribution an engine's logprobs belong to: the model's own (``raw``), the model's at the sampling
+temperature, before penalties and truncation (``temperature``), or the one a token was drawn from (``processed``)."""
 
 
 class WeightSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -89,6 +95,11 @@ class Completion(msgspec.Struct, kw_only=True):
     role_hint: str | None = None
     """What the harness itself said this call is (``subagent``, ``auxiliary``), if it said."""
     metadata: dict[str, Any] = {}
+
+    @property
+    def plain(self) -> bool:
+        """Its prompt was plain text or token ids; its messages only tell what was given and what was sampled."""
+        return bool(self.metadata.get("plain"))
 
     @property
     def prompt_len(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from polar.contract.chat import Sampling
 from polar.contract.completion import Completion
 from polar.contract.result import SessionResult, SessionState
 from polar.contract.task import TaskRequest
@@ -107,10 +108,12 @@ class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A node asks for up to ``room`` sessions, and waits up to ``wait`` seconds for the first."""
+    """A node asks for up to ``room`` sessions, and waits up to ``wait`` seconds for the first. Asked again under the
+    same ``claim_id`` (the answer was lost), it has the leases that it got before."""
 
     room: int
     wait: float = 0.0
+    claim_id: str | None = None
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +131,29 @@ class Delivery(msgspec.Struct, kw_only=True):
     attempt: int
     completions: list[Completion] = []
     result: SessionResult | None = None
+
+
+class OpenSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A bare capture session is asked for: a key for model calls, without a harness that Polar runs. What is left out
+    is chosen by the gateway; ``sampling`` pins what the caller's program asks for."""
+
+    task_id: str | None = None
+    session_id: str | None = None
+    model: str | None = None
+    sampling: Sampling = Sampling()
+    metadata: dict[str, Any] = {}
+
+
+class OpenedSession(msgspec.Struct, kw_only=True):
+    """A bare capture session is open. ``base_urls``: by SDK, ``openai`` (ends in /v1), ``anthropic``, ``google``."""
+
+    session_id: str
+    api_key: str
+    base_urls: dict[str, str]
+    task_id: str | None = None
+    created_at: float = 0.0
+    completion_count: int = 0
+    status: SessionState = "RUNNING"
 
 
 class TaskStatus(msgspec.Struct, kw_only=True):

@@ -85,3 +85,7 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Pins: what is set here wins over what the harness asks for."""
     callback_url: str | None = None
     metadata: dict[str, Any] = {}
+
+    def session_id(self, sample: int) -> str:
+        """The id of its n-th session."""
+        return f"{self.task_id}-{sample}"

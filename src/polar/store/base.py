@@ -22,8 +22,9 @@ class StoreConflict(PolarError):
 
 
 class StoreFailure(PolarError):
-    """The database could not be read or written (disk full, read-only, damaged, closed). A write that ends so
-    was not kept, and may be repeated; everything that was awaited before it is still there."""
+    """The database could not be read or written (disk full, read-only, damaged, closed, away for too long). A write
+    that ends so was not kept (of a database server that is away, nobody can know), and may be repeated; everything
+    that was awaited before it is still there."""
 
 
 class SessionRecord(msgspec.Struct, kw_only=True):

@@ -104,16 +104,16 @@ def encode_completion(completion: Completion) -> tuple[CompletionRow, dict[bytes
     for message in completion.messages:
         data = dumps(message)
         # In the JSON list an object is the message itself, a string the digest of one.
-        by_digest = opening and len(data) >= SHARED_FROM
-        messages.append(b'"%s"' % keep(data).hex().encode() if by_digest else data)
+        large = opening and len(data) >= SHARED_FROM
+        messages.append(b'"%s"' % keep(data).hex().encode() if large else data)
     prompt = _to_bytes(completion.prompt_delta, "<i4")
-    by_digest = opening and len(prompt) >= SHARED_FROM
+    large = opening and len(prompt) >= SHARED_FROM
     row = CompletionRow(
         head=dumps(Head(**{name: getattr(completion, name) for name in HEAD_FIELDS})),
         messages=b"[%s]" % b",".join(messages),
         tools=keep(dumps(completion.tools)) if completion.tools else None,
-        prompt=None if by_digest else prompt,
-        prompt_ref=keep(prompt) if by_digest else None,
+        prompt=None if large else prompt,
+        prompt_ref=keep(prompt) if large else None,
         response=_to_bytes(completion.response_ids, "<i4"),
         logprobs=_to_bytes(completion.logprobs, "<f4"),
     )
@@ -159,6 +159,20 @@ def encode_result(result: SessionResult) -> bytes:
     """The result without its traces."""
     bare = msgspec.structs.replace(result.trajectory, traces=[])
     return dumps(msgspec.structs.replace(result, trajectory=bare))
+
+
+def tokens_trained(result: SessionResult) -> int:
+    """How many tokens the traces of a stored result train, if it ended without an error."""
+    reconstruction = result.trajectory.metadata.get("reconstruction")
+    if result.status != "COMPLETED" or not isinstance(reconstruction, dict):
+        return 0
+    trained = reconstruction.get("tokens_trained")
+    return trained if isinstance(trained, int) else 0
+
+
+def by_digest(messages: bytes) -> list[bytes]:
+    """The digests that a row's messages refer to."""
+    return [bytes.fromhex(item) for item in loads(messages, list[Any]) if isinstance(item, str)]
 
 
 def _to_bytes(array: npt.NDArray[Any], dtype: str) -> bytes:

@@ -10,14 +10,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from polar.contract.completion import Completion
 from polar.contract.result import SessionResult
-from polar.contract.rollout import AuditEntry, Event, HeartbeatReply, Held, Lease, NodeInfo, NodeLoad, NodeSpec
+from polar.contract.rollout import (
+    AuditEntry,
+    Delivery,
+    Event,
+    HeartbeatReply,
+    Held,
+    Lease,
+    NodeInfo,
+    NodeLoad,
+    NodeSpec,
+    TaskState,
+)
 from polar.contract.task import TaskRequest
 from polar.store.base import SessionRecord, Store
 
 MAX_ATTEMPTS = 3
 """How often a session is begun before it ends as ERROR ``attempts exhausted``."""
+
+EVENTS_KEPT = 100_000
+"""How many of the newest events are kept."""
 
 
 class StoredResult(NamedTuple):
@@ -35,6 +48,16 @@ class PendingCallback(NamedTuple):
     tries: int
 
 
+class TaskProgress(NamedTuple):
+    """How far a task is. ``usable``: sessions that ended without an error and have trained tokens."""
+
+    task_id: str
+    status: TaskState
+    sessions: int
+    ended: int
+    usable: int
+
+
 class Purged(NamedTuple):
     """What retention removed."""
 
@@ -50,13 +73,16 @@ class Ledger(Store, Protocol):
         """Keep a task and register its sessions, in one transaction; whether it is new.
 
         Raises:
-            StoreConflict: the id exists with another body.
+            StoreConflict: the id exists with another body, or one of its sessions belongs to another task.
         """
         ...
 
-    async def claim(self, node_id: str, room: int, seconds: float, now: float) -> list[Lease]:
+    async def claim(
+        self, node_id: str, room: int, seconds: float, now: float, *, claim_id: str | None = None
+    ) -> list[Lease]:
         """Lease up to ``room`` registered sessions to a node: higher priority first, then oldest first. None to a
-        node that drains."""
+        node that drains. The same ``claim_id`` again has the leases that it got before, as far as they still hold,
+        so an answer that was lost on its way costs no attempt."""
         ...
 
     async def renew(self, node_id: str, held: Sequence[Held], seconds: float, now: float) -> HeartbeatReply:
@@ -65,22 +91,23 @@ class Ledger(Store, Protocol):
         ...
 
     async def release(self, node_id: str, session_id: str, attempt: int, now: float) -> None:
-        """Hand a lease back: the session is registered again, as an attempt that does not count against the cap."""
+        """Hand a lease back: the session is registered again, as an attempt that does not count against the cap. If
+        it was cancelled it ends instead. What the node does not hold it can't hand back: nothing is done."""
         ...
 
     async def expire(self, now: float) -> list[SessionRecord]:
         """Take back every lease that has lapsed. Its session is registered as a new attempt, or, after
-        ``MAX_ATTEMPTS``, ends as ERROR with a result. The sessions as they are now."""
+        ``MAX_ATTEMPTS``, ends as ERROR with a result. The sessions as they are now. Nodes that were not heard of
+        within their time are gone from here on, and events beyond ``EVENTS_KEPT`` are dropped."""
         ...
 
-    async def deliver(
-        self, node_id: str, record: SessionRecord, completions: Sequence[Completion], result: SessionResult | None
-    ) -> None:
+    async def deliver(self, node_id: str, delivery: Delivery, now: float) -> None:
         """What a node's journal hands over, in one transaction: captured calls, and the result that ends the attempt.
-        Calls of an attempt that is over are kept as history; a result of one is refused.
+        Calls of an attempt that the node held and that is over are kept as history; a result of one is refused.
 
         Raises:
             StoreConflict: the node does not hold this attempt, or it ended with another result.
+            ValueError: the delivery has calls or a result of something else.
         """
         ...
 
@@ -89,8 +116,13 @@ class Ledger(Store, Protocol):
         nodes told at the next heartbeat. The sessions as they are now; ``None``: no such task."""
         ...
 
+    async def progress(self, task_id: str | None = None) -> list[TaskProgress]:
+        """How far the tasks are, oldest first: all of them, or the one that is named (none if it is not known)."""
+        ...
+
     async def results_after(self, cursor: int, limit: int, task_id: str | None = None) -> list[StoredResult]:
-        """Results of newest attempts stored after ``cursor`` (0: from the first), in order, without traces."""
+        """Results of newest attempts stored after ``cursor`` (0: from the first), in order, without traces. A result
+        that is stored later always has a higher cursor."""
         ...
 
     async def acknowledged(self, consumer: str) -> int:
@@ -109,12 +141,17 @@ class Ledger(Store, Protocol):
         """How a try went. Neither arrived nor to be tried again: it is given up, and stays listed with its error."""
         ...
 
+    async def callbacks_failed(self) -> list[tuple[str, str]]:
+        """Callbacks whose last try failed, as task ids with the error, those given up included."""
+        ...
+
     async def events_after(self, event_id: int, limit: int = 1000) -> list[Event]:
         """Events after ``event_id`` (0: from the first that is kept), in order."""
         ...
 
     async def put_node(self, spec: NodeSpec, now: float) -> None:
-        """A node has registered (again). Under another ``instance`` than before, the leases that it had lapse now."""
+        """A node has registered (again). Under another ``instance`` than before it no longer drains, and the leases
+        that it had lapse now."""
         ...
 
     async def node_load(self, node_id: str, load: NodeLoad, now: float) -> bool:
@@ -139,5 +176,6 @@ class Ledger(Store, Protocol):
 
     async def purge(self, before: float) -> Purged:
         """Forget tasks all of whose sessions ended before ``before``, with their sessions, calls and results; bare
-        capture sessions likewise. What other sessions share is kept."""
+        capture sessions likewise. What other sessions share is kept, and so is what a callback or a journal still
+        has to hand over. Nodes that are gone since then are forgotten, too."""
         ...

@@ -1,8 +1,8 @@
-"""The schema, and how a database written by an earlier Polar becomes one of today.
+"""How a database written by an earlier Polar becomes one of today (``schema`` has the steps).
 
-The version is kept in the file itself (``PRAGMA user_version``), and each step is one transaction together
-with its version number, so a process killed in the middle leaves the database at a step, never between two.
-A step that has been released is never changed: a new one is added behind it.
+The version is kept in the database itself (``PRAGMA user_version``; in PostgreSQL a table), and each step is one
+transaction together with its version number, so a process killed in the middle leaves the database at a step, never
+between two.
 """
 
 from __future__ import annotations
@@ -12,32 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polar.contract.errors import UsageError
+from polar.store.connection import Connection
+from polar.store.schema import STEPS, Step, run_step
 
 APPLICATION_ID = 0x504F4C52  # "POLR": tells our files from other programs' SQLite databases
 
-Step = tuple[str, ...]
-
-STEPS: tuple[Step, ...] = (
-    (
-        "CREATE TABLE tasks (id INTEGER PRIMARY KEY, task_id TEXT NOT NULL UNIQUE, body BLOB NOT NULL)",
-        # The columns beside the body are what queries and rules need; the body is the whole record.
-        """CREATE TABLE sessions (
-            id INTEGER PRIMARY KEY, session_id TEXT NOT NULL UNIQUE, task_id TEXT NOT NULL,
-            sample_index INTEGER NOT NULL, attempt INTEGER NOT NULL, state TEXT NOT NULL,
-            body BLOB NOT NULL)""",
-        "CREATE INDEX sessions_by_task ON sessions (task_id, sample_index)",
-        """CREATE TABLE completions (
-            id INTEGER PRIMARY KEY, completion_id TEXT NOT NULL UNIQUE,
-            session INTEGER NOT NULL REFERENCES sessions (id), attempt INTEGER NOT NULL, seq INTEGER NOT NULL,
-            head BLOB NOT NULL, messages BLOB NOT NULL, tools BLOB, prompt BLOB, prompt_ref BLOB,
-            response BLOB NOT NULL, logprobs BLOB NOT NULL, UNIQUE (session, attempt, seq))""",
-        # Large pieces that come back call after call and sample after sample, once each, by their digest.
-        "CREATE TABLE contents (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, data BLOB NOT NULL)",
-        """CREATE TABLE results (
-            id INTEGER PRIMARY KEY, session_id TEXT NOT NULL, task_id TEXT NOT NULL, attempt INTEGER NOT NULL,
-            body BLOB NOT NULL, UNIQUE (session_id, attempt))""",
-        "CREATE INDEX results_by_task ON results (task_id)",
-    ),
+_OLDER = (
+    "{store} has version {version} of the store, this Polar needs version {needed}: "
+    "open it once for writing (polar run ... --store ...), which brings it up to date"
+)
+_NEWER = (
+    "{store} was written by a newer Polar: it has version {version} of the store, this Polar knows "
+    "up to version {known}; upgrade Polar, or name another store with --store"
 )
 
 
@@ -55,8 +41,7 @@ def migrate(db: sqlite3.Connection, path: Path, steps: Sequence[Step] = STEPS) -
     for number, step in enumerate(steps[version:], start=version + 1):
         db.execute("BEGIN IMMEDIATE")
         try:
-            for statement in step:
-                db.execute(statement)
+            run_step(db, step, "sqlite")
             db.execute(f"PRAGMA user_version = {number}")
             db.execute("COMMIT")
         except BaseException:
@@ -75,10 +60,7 @@ def check(db: sqlite3.Connection, path: Path, steps: Sequence[Step] = STEPS) -> 
     if version == 0:
         raise UsageError(f"{path} is no Polar store, or one that has not been set up yet: check the path")
     if version < len(steps):
-        raise UsageError(
-            f"{path} has version {version} of the store, this Polar needs version {len(steps)}: "
-            "open it once for writing (polar run ... --store ...), which brings it up to date"
-        )
+        raise UsageError(_OLDER.format(store=path, version=version, needed=len(steps)))
 
 
 def _version(db: sqlite3.Connection, path: Path, newest: int) -> int:
@@ -87,8 +69,43 @@ def _version(db: sqlite3.Connection, path: Path, newest: int) -> int:
     if owner not in (0, APPLICATION_ID) or (version and owner != APPLICATION_ID):
         raise UsageError(f"{path} is the database of another program: name another file with --store")
     if version > newest:
-        raise UsageError(
-            f"{path} was written by a newer Polar: it has version {version} of the store, this Polar knows "
-            f"up to version {newest}; upgrade Polar, or name another file with --store"
-        )
+        raise UsageError(_NEWER.format(store=path, version=version, known=newest))
+    return version
+
+
+def migrate_postgres(db: Connection, name: str, steps: Sequence[Step] = STEPS) -> None:
+    """Bring a database to the newest version, inside a transaction. Its tables are in the schema ``polar``.
+
+    Raises:
+        UsageError: another program's schema, or one of a newer Polar.
+    """
+    db.execute("SELECT pg_advisory_xact_lock(?)", (APPLICATION_ID,))  # two servers may start at once
+    if db.execute("SELECT to_regnamespace('polar')").fetchone()[0] is None:
+        db.execute("CREATE SCHEMA polar")
+        db.execute("CREATE TABLE polar.version (version BIGINT NOT NULL)")
+        db.execute("INSERT INTO polar.version VALUES (0)")
+    version = _postgres_version(db, name, len(steps))
+    for step in steps[version:]:
+        run_step(db, step, "postgresql")
+    if version < len(steps):
+        db.execute("UPDATE version SET version = ?", (len(steps),))
+
+
+def check_postgres(db: Connection, name: str, steps: Sequence[Step] = STEPS) -> None:
+    """See that a database can be read as it is.
+
+    Raises:
+        UsageError: there is no store in it, or one of a newer or an older Polar.
+    """
+    version = _postgres_version(db, name, len(steps))
+    if version < len(steps):
+        raise UsageError(_OLDER.format(store=name, version=version, needed=len(steps)))
+
+
+def _postgres_version(db: Connection, name: str, newest: int) -> int:
+    if db.execute("SELECT to_regclass('polar.version')").fetchone()[0] is None:
+        raise UsageError(f"{name} is no Polar store, or one that has not been set up yet: check the database's name")
+    version = int(db.execute("SELECT version FROM polar.version").fetchone()[0])
+    if version > newest:
+        raise UsageError(_NEWER.format(store=name, version=version, known=newest))
     return version

@@ -8,42 +8,37 @@ awaited before it began. Other processes may read the file at any time (``read_o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from polar.contract.completion import Completion
 from polar.contract.errors import UsageError
-from polar.contract.result import TERMINAL_STATES, SessionResult
-from polar.contract.task import TaskRequest
-from polar.store import rules
+from polar.contract.result import SessionResult
+from polar.store import endings, outbox, queries
 from polar.store.base import SessionRecord, StoreFailure
-from polar.store.codec import CompletionReader, CompletionRow, dumps, encode_completion, encode_result, loads
+from polar.store.codec import dumps, encode_completion
+from polar.store.connection import Args, Read, Recovery, T
+from polar.store.database import DatabaseStore, require_agreement
 from polar.store.lock import FileLock
 from polar.store.migrations import check, migrate
-from polar.store.writer import Apply, GroupWriter
-
-T = TypeVar("T")
+from polar.store.writer import GroupWriter
 
 BUSY_SECONDS = 10.0
 """How long to wait for another program (a backup, the sqlite3 shell) that holds the file."""
 
 
-class SQLiteStore:
-    """Tasks, sessions, completions and results in the file ``path``. Opened once, on one event loop.
-
-    What a write keeps is the object as it is when the write is called; changes after that are not seen.
-    """
+class SQLiteStore(DatabaseStore):
+    """A ledger in the file ``path``."""
 
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         self.path = Path(path)
-        self.read_only = read_only
+        super().__init__(str(self.path), read_only=read_only)
         self._lock = FileLock(self.path)
-        self._writer: GroupWriter | None = None
         self._reads: sqlite3.Connection | None = None
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="polar-store-reader")
 
@@ -52,7 +47,7 @@ class SQLiteStore:
         loop = asyncio.get_running_loop()
         writes, self._reads = await loop.run_in_executor(self._reader, self._connect)
         if writes is not None:
-            self._writer = GroupWriter(writes, partial(_failure, self.path))
+            self._writer = GroupWriter(_Writes(writes, self.path))
 
     async def close(self) -> None:
         """Finish what is queued, then let go. Safe to call twice."""
@@ -66,70 +61,7 @@ class SQLiteStore:
         self._lock.release()
         self._reader.shutdown(wait=False)
 
-    async def put_task(self, task: TaskRequest) -> None:
-        await self._write(partial(rules.put_task, task=task, body=dumps(task)))
-
-    async def put_session(self, session: SessionRecord) -> None:
-        await self._write(partial(rules.put_session, session=copy(session), body=dumps(session)))
-
-    async def put_completion(self, completion: Completion) -> None:
-        row, shared = encode_completion(completion)
-        await self._write(partial(rules.put_completion, completion=copy(completion), row=row, shared=shared))
-
-    async def finish_session(self, session: SessionRecord, result: SessionResult) -> None:
-        said = (session.session_id, session.task_id, session.attempt, session.state)
-        if session.state not in TERMINAL_STATES:
-            raise ValueError(f"session {session.session_id} can't be finished as {session.state}")
-        if said != (result.session_id, result.task_id, result.attempt, result.status):
-            raise ValueError(f"session {session.session_id}: the record and its result do not agree")
-        write = partial(
-            rules.finish_session,
-            session=copy(session),
-            body=dumps(session),
-            result=copy(result),
-            result_body=encode_result(result),
-        )
-        await self._write(write)
-
-    async def task(self, task_id: str) -> TaskRequest | None:
-        found = await self._objects(TaskRequest, "SELECT body FROM tasks WHERE task_id = ?", task_id)
-        return found[0] if found else None
-
-    async def tasks(self) -> list[TaskRequest]:
-        return await self._objects(TaskRequest, "SELECT body FROM tasks ORDER BY id")
-
-    async def session(self, session_id: str) -> SessionRecord | None:
-        found = await self._objects(SessionRecord, "SELECT body FROM sessions WHERE session_id = ?", session_id)
-        return found[0] if found else None
-
-    async def sessions(self, task_id: str | None = None) -> list[SessionRecord]:
-        if task_id is not None:
-            query = "SELECT body FROM sessions WHERE task_id = ? ORDER BY sample_index, id"
-            return await self._objects(SessionRecord, query, task_id)
-        # Sessions of no stored task (bare captures) come last.
-        query = (
-            "SELECT s.body FROM sessions s LEFT JOIN tasks t ON t.task_id = s.task_id "
-            "ORDER BY t.id IS NULL, t.id, s.task_id, s.sample_index, s.id"
-        )
-        return await self._objects(SessionRecord, query)
-
-    async def results(self, task_id: str | None = None) -> list[SessionResult]:
-        if task_id is None:
-            return await self._objects(SessionResult, "SELECT body FROM results ORDER BY id")
-        query = "SELECT body FROM results WHERE task_id = ? ORDER BY id"
-        return await self._objects(SessionResult, query, task_id)
-
-    async def completions(self, session_id: str, attempt: int | None = None) -> list[Completion]:
-        return await self._read(lambda db: _completions(db, session_id, attempt))
-
-    async def _write(self, apply: Apply) -> None:
-        if self._writer is None:
-            if self.read_only:
-                raise UsageError(f"{self.path} was opened for reading only")
-            raise StoreFailure(f"the store {self.path} is not open")
-        await self._writer.submit(apply)
-
-    async def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
+    async def _read(self, read: Read[T]) -> T:
         db = self._reads
         if db is None:
             raise StoreFailure(f"the store {self.path} is not open")
@@ -137,9 +69,6 @@ class SQLiteStore:
             return await asyncio.get_running_loop().run_in_executor(self._reader, _snapshot, db, read)
         except sqlite3.Error as error:
             raise _failure(self.path, error) from error
-
-    async def _objects(self, kind: type[T], query: str, *args: object) -> list[T]:
-        return await self._read(lambda db: [loads(body, kind) for (body,) in db.execute(query, args).fetchall()])
 
     def _connect(self) -> tuple[sqlite3.Connection | None, sqlite3.Connection]:
         """On a thread: the writing connection (if this store writes) and the reading one."""
@@ -163,22 +92,67 @@ class SQLiteStore:
             raise
 
 
-def _completions(db: sqlite3.Connection, session_id: str, attempt: int | None) -> list[Completion]:
-    def lookup(digest: bytes) -> bytes:
-        data: bytes = db.execute("SELECT data FROM contents WHERE digest = ?", (digest,)).fetchone()[0]
-        return data
+class SQLiteJournal(SQLiteStore):
+    """``polar.store.journal.Journal``: a node's own store, which remembers what it has not handed over yet."""
 
-    reader = CompletionReader(lookup)
-    rows = db.execute(
-        "SELECT completion_id, c.attempt, seq, head, messages, tools, prompt, prompt_ref, response, logprobs "
-        "FROM sessions s JOIN completions c ON c.session = s.id AND c.attempt = coalesce(?, s.attempt) "
-        "WHERE s.session_id = ? ORDER BY seq",
-        (attempt, session_id),
-    ).fetchall()
-    return [reader.decode(name, session_id, number, seq, CompletionRow(*row)) for name, number, seq, *row in rows]
+    async def put_completion(self, completion: Completion) -> None:
+        row, shared = encode_completion(completion)
+        await self._write(partial(outbox.put_completion, completion=copy(completion), row=row, shared=shared))
+
+    async def finish_session(self, session: SessionRecord, result: SessionResult) -> None:
+        require_agreement(session, result)
+        end = endings.ending(result)
+        await self._write(partial(outbox.finish_session, session=copy(session), body=dumps(session), end=end))
+
+    async def unshipped(self, limit: int) -> list[Completion]:
+        return await self._read(partial(queries.unshipped, limit=limit))
+
+    async def shipped(self, completion_ids: Sequence[str]) -> None:
+        await self._write(partial(outbox.shipped, completion_ids=list(completion_ids)))
+
+    async def undelivered(self) -> list[SessionResult]:
+        return await self._read(queries.undelivered)
+
+    async def delivered(self, session_id: str, attempt: int) -> None:
+        await self._write(partial(outbox.delivered, session_id=session_id, attempt=attempt))
 
 
-def _snapshot(db: sqlite3.Connection, read: Callable[[sqlite3.Connection], T]) -> T:
+class _Writes:
+    """The writing connection, which is in autocommit mode (``isolation_level=None``)."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self._db = db
+        self._path = path
+
+    def execute(self, sql: str, args: Args = (), /) -> sqlite3.Cursor:
+        return self._db.execute(sql, args)
+
+    def begin(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        self._db.execute("COMMIT")
+
+    def rollback(self) -> None:
+        if self._db.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+
+    def survives(self, error: Exception) -> bool:
+        return self._db.in_transaction  # else SQLite gave the whole group up
+
+    def recover(self, error: Exception, tries: int, writes: int) -> Recovery:
+        full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+        return "apart" if full and writes > 1 else "failed"  # a small one may still fit
+
+    def explain(self, error: Exception) -> Exception:
+        return _failure(self._path, error) if isinstance(error, sqlite3.Error) else error
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def _snapshot(db: sqlite3.Connection, read: Read[T]) -> T:
     db.execute("BEGIN")
     try:
         return read(db)

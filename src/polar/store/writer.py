@@ -8,35 +8,35 @@ so there is nothing to lock. Each write has a savepoint of its own: one that is 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
-import sqlite3
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from polar.contract.errors import PolarError
-
-Apply = Callable[[sqlite3.Connection], None]
-"""A write: runs inside a transaction, and raises to refuse."""
+from polar.store.connection import Apply, T, Writes
 
 
 class _Write(NamedTuple):
-    apply: Apply
-    done: asyncio.Future[None]
+    apply: Apply[Any]
+    done: asyncio.Future[Any]
+
+
+class _Outcome(NamedTuple):
+    """What a write has returned, or the error that refused it."""
+
+    value: Any = None
+    error: Exception | None = None
 
 
 class GroupWriter:
-    """Owns the writing connection, which is in autocommit mode (``isolation_level=None``).
+    """Owns the writing connection.
 
     Args:
         db: the connection; closed by ``close``.
-        explain: makes the error that a caller sees of what SQLite said.
     """
 
-    def __init__(self, db: sqlite3.Connection, explain: Callable[[sqlite3.Error], PolarError]) -> None:
+    def __init__(self, db: Writes) -> None:
         self._db = db
-        self._explain = explain
         self._loop = asyncio.get_running_loop()
         self._waiting: list[_Write] = []
         self._handing_over = False  # from the first write of a group until the group before it is committed
@@ -46,10 +46,10 @@ class GroupWriter:
         self._thread = threading.Thread(target=self._run, name="polar-store-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, apply: Apply) -> asyncio.Future[None]:
-        """Queue a write. The future resolves after its commit, or has the error that refused it; cancelling
+    def submit(self, apply: Apply[T]) -> asyncio.Future[T]:
+        """Queue a write. The future has what it returned after its commit, or the error that refused it; cancelling
         the future does not take the write back."""
-        done: asyncio.Future[None] = self._loop.create_future()
+        done: asyncio.Future[T] = self._loop.create_future()
         self._waiting.append(_Write(apply, done))
         if not self._handing_over:
             self._handing_over = True
@@ -69,14 +69,14 @@ class GroupWriter:
             batch, self._waiting = self._waiting, []
             self._batches.put(batch)
 
-    def _settle(self, batch: list[_Write], outcomes: list[Exception | None]) -> None:
+    def _settle(self, batch: list[_Write], outcomes: list[_Outcome]) -> None:
         for write, outcome in zip(batch, outcomes, strict=True):
             if write.done.done():
                 continue  # its caller was cancelled
-            if outcome is None:
-                write.done.set_result(None)
+            if outcome.error is None:
+                write.done.set_result(outcome.value)
             else:
-                write.done.set_exception(outcome)
+                write.done.set_exception(outcome.error)
         self._loop.call_soon(self._hand_over)  # after the callers just released have queued what comes next
 
     # On the thread.
@@ -97,34 +97,33 @@ class GroupWriter:
         except RuntimeError:  # the loop is closed: nobody is waiting any more
             return
 
-    def _commit(self, batch: list[_Write]) -> list[Exception | None]:
-        db = self._db
-        try:
-            db.execute("BEGIN IMMEDIATE")
-            outcomes = [self._apply(write.apply) for write in batch]
-            db.execute("COMMIT")
-            return outcomes
-        except Exception as error:
-            if db.in_transaction:
-                with contextlib.suppress(sqlite3.Error):
-                    db.execute("ROLLBACK")
-            if len(batch) > 1 and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
-                return [self._commit([write])[0] for write in batch]  # a small one may still fit
-            return [self._explained(error) for _ in batch]
+    def _commit(self, batch: list[_Write]) -> list[_Outcome]:
+        db, tries = self._db, 0
+        while True:
+            try:
+                db.begin()
+                outcomes = [self._apply(write.apply) for write in batch]
+                db.commit()
+                return outcomes
+            except Exception as error:
+                db.rollback()
+                tries += 1
+                recovery = db.recover(error, tries, len(batch))
+                if recovery == "apart":
+                    return [self._commit([write])[0] for write in batch]
+                if recovery == "failed":
+                    return [_Outcome(error=db.explain(error)) for _ in batch]
 
-    def _apply(self, apply: Apply) -> Exception | None:
+    def _apply(self, apply: Apply[Any]) -> _Outcome:
         db = self._db
         db.execute("SAVEPOINT one")
         try:
-            apply(db)
+            value = apply(db)
         except Exception as error:
-            if not db.in_transaction:
-                raise  # SQLite gave the whole group up
-            db.execute("ROLLBACK TO one")
-            db.execute("RELEASE one")
-            return self._explained(error)
-        db.execute("RELEASE one")
-        return None
-
-    def _explained(self, error: Exception) -> Exception:
-        return self._explain(error) if isinstance(error, sqlite3.Error) else error
+            if not db.survives(error):
+                raise
+            db.execute("ROLLBACK TO SAVEPOINT one")
+            db.execute("RELEASE SAVEPOINT one")
+            return _Outcome(error=db.explain(error))
+        db.execute("RELEASE SAVEPOINT one")
+        return _Outcome(value)

@@ -1,0 +1,77 @@
+"""Forgetting: whole tasks and bare sessions, oldest first, one at a time so that writers need not wait for all of it.
+
+Contents that several sessions share go with the last session that refers to them.
+"""
+
+from __future__ import annotations
+
+from polar.store import events, nodes
+from polar.store.connection import Connection
+from polar.store.ledger import Purged
+from polar.store.sessions import OPEN
+
+# A session that must stay: it runs, has ended only now, or has something that a journal must still hand over.
+_NEEDED = f"""(s.{OPEN} OR s.updated_at >= ?
+    OR EXISTS (SELECT 1 FROM completions c JOIN unshipped u ON u.completion = c.id WHERE c.session = s.id)
+    OR EXISTS (SELECT 1 FROM results r JOIN undelivered d ON d.result = r.id WHERE r.session_id = s.session_id))"""
+
+_TASK_OVER = f"""EXISTS (SELECT 1 FROM sessions s WHERE s.task_id = t.task_id)
+    AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.task_id = t.task_id AND {_NEEDED})
+    AND NOT EXISTS (SELECT 1 FROM callbacks b WHERE b.task_id = t.task_id AND b.retry_at IS NOT NULL)"""
+
+_BARE_OVER = f"NOT EXISTS (SELECT 1 FROM tasks t WHERE t.task_id = s.task_id) AND NOT {_NEEDED}"
+
+NOTHING = Purged(0, 0, 0)
+
+
+def tasks_over(db: Connection, before: float) -> list[str]:
+    """Tasks all of whose sessions ended before ``before``, with nothing left to hand over; oldest first."""
+    rows = db.execute(f"SELECT t.task_id FROM tasks t WHERE {_TASK_OVER} ORDER BY t.id", (before,)).fetchall()
+    return [task_id for (task_id,) in rows]
+
+
+def bare_over(db: Connection, before: float) -> list[str]:
+    """Sessions of no stored task that ended before ``before``, likewise."""
+    rows = db.execute(f"SELECT s.session_id FROM sessions s WHERE {_BARE_OVER} ORDER BY s.id", (before,)).fetchall()
+    return [session_id for (session_id,) in rows]
+
+
+def forget_task(db: Connection, task_id: str, before: float) -> Purged:
+    """Drop a task and its sessions, if it is still over."""
+    over = f"SELECT 1 FROM tasks t WHERE t.task_id = ? AND {_TASK_OVER}"
+    if db.execute(over, (task_id, before)).fetchone() is None:
+        return NOTHING
+    rows = db.execute("SELECT id, session_id FROM sessions WHERE task_id = ?", (task_id,)).fetchall()
+    completions = sum(_forget(db, key, session_id) for key, session_id in rows)
+    db.execute("DELETE FROM callbacks WHERE task_id = ?", (task_id,))
+    db.execute("DELETE FROM tasks WHERE task_id = ?", (task_id,))
+    return Purged(1, len(rows), completions)
+
+
+def forget_bare(db: Connection, session_id: str, before: float) -> Purged:
+    """Drop a session of no stored task, if it is still over."""
+    over = f"SELECT s.id FROM sessions s WHERE s.session_id = ? AND {_BARE_OVER}"
+    row = db.execute(over, (session_id, before)).fetchone()
+    return NOTHING if row is None else Purged(0, 1, _forget(db, row[0], session_id))
+
+
+def _forget(db: Connection, key: int, session_id: str) -> int:
+    """Drop a session with all that is its own; how many calls that were."""
+    contents = db.execute("SELECT content FROM uses WHERE session = ?", (key,)).fetchall()
+    db.execute("DELETE FROM uses WHERE session = ?", (key,))
+    for (content,) in contents:
+        db.execute(
+            "DELETE FROM contents WHERE id = ? AND NOT EXISTS (SELECT 1 FROM uses WHERE content = contents.id)",
+            (content,),
+        )
+    completions = db.execute("DELETE FROM completions WHERE session = ?", (key,)).rowcount
+    db.execute("DELETE FROM results WHERE session_id = ?", (session_id,))
+    db.execute("DELETE FROM leases WHERE session = ?", (key,))
+    db.execute("DELETE FROM sessions WHERE id = ?", (key,))
+    return completions
+
+
+def tidy(db: Connection, before: float) -> None:
+    """Drop nodes that are long gone, and events beyond those that are kept."""
+    nodes.forget(db, before)
+    events.trim(db)

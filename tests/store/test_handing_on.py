@@ -1,0 +1,223 @@
+"""What a ledger hands on: results by cursor, callbacks that are owed, events, the audit log; and what it forgets."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import psycopg
+import pytest
+
+from polar.contract.rollout import AuditEntry
+from polar.store import Ledger, events
+from tests.store import making
+from tests.store.postgres_server import Server
+
+
+async def _run(
+    store: Ledger, task_id: str, *, at: float = 1.0, samples: int = 1, calls: int = 0, **task: str
+) -> None:
+    """A task from its submission to its end, ahead of those that wait."""
+    await store.submit(making.task(task_id, num_samples=samples, dispatch_priority=1, **task), at)
+    for lease in await store.claim("n", samples, 10.0, at):
+        await store.deliver("n", making.delivery(lease, calls=calls, trained=1), at)
+
+
+# Cursors
+
+
+async def test_results_are_pulled_in_order_and_acknowledged_for_good(store: Ledger) -> None:
+    await _run(store, "a", samples=3)
+    await _run(store, "b")
+    first = await store.results_after(0, 2)
+    assert [r.result.session_id for r in first] == ["a-0", "a-1"]
+    await store.acknowledge("trainer", first[-1].cursor)
+    await store.acknowledge("trainer", first[0].cursor)  # it never goes back
+    cursor = await store.acknowledged("trainer")
+    assert cursor == first[-1].cursor
+    assert [r.result.session_id for r in await store.results_after(cursor, 10)] == ["a-2", "b-0"]
+    assert [r.result.session_id for r in await store.results_after(0, 10, "b")] == ["b-0"]
+    assert await store.acknowledged("other") == 0
+
+
+async def test_a_cursor_never_comes_again_even_when_what_it_stood_on_is_forgotten(store: Ledger) -> None:
+    await _run(store, "a", samples=3)
+    seen = (await store.results_after(0, 10))[-1].cursor
+    assert (await store.purge(100.0)).sessions == 3
+    await _run(store, "b")
+    assert [r.result.session_id for r in await store.results_after(seen, 10)] == ["b-0"]
+
+
+async def test_the_result_of_an_attempt_that_was_run_again_is_not_handed_on(store: Ledger) -> None:
+    await store.finish_session(making.session(state="ERROR"), making.result(status="ERROR"))
+    await store.put_session(making.session(attempt=2))
+    assert await store.results_after(0, 10) == []
+    await store.finish_session(making.session(state="COMPLETED", attempt=2), making.result(attempt=2))
+    assert [(r.cursor, r.result.attempt) for r in await store.results_after(0, 10)] == [(2, 2)]
+
+
+# Callbacks
+
+
+async def test_a_callback_is_due_when_the_last_session_has_ended(store: Ledger) -> None:
+    await store.submit(making.task(num_samples=2, callback_url="http://t/done"), 0.0)
+    await store.submit(making.task("quiet"), 0.0)
+    one, other, quiet = await store.claim("n", 3, 10.0, 0.0)
+    await store.deliver("n", making.delivery(one), 1.0)
+    await store.deliver("n", making.delivery(quiet), 1.0)
+    assert await store.callbacks_due(9.0) == []
+    await store.deliver("n", making.delivery(other), 2.0)
+    assert await store.callbacks_due(9.0) == [("task", "http://t/done", 0)]
+
+
+async def test_a_callback_is_tried_until_it_arrives_or_is_given_up(store: Ledger) -> None:
+    for name in ("a", "b"):
+        await _run(store, name, callback_url=f"http://{name}")
+        await store.callback_tried(name, arrived=False, retry_at=50.0, error="refused")
+    assert await store.callbacks_due(49.0) == []
+    assert await store.callbacks_due(50.0) == [("a", "http://a", 1), ("b", "http://b", 1)]
+    assert await store.callbacks_failed() == [("a", "refused"), ("b", "refused")]
+    await store.callback_tried("a", arrived=True, retry_at=None, error=None)
+    await store.callback_tried("b", arrived=False, retry_at=None, error="gone \udcff")
+    assert await store.callbacks_due(999.0) == []
+    assert await store.callbacks_failed() == [("b", "gone \udcff")]
+    await store.callback_tried("a", arrived=False, retry_at=60.0, error="an older try")
+    assert await store.callbacks_due(999.0) == []
+
+
+async def test_a_task_without_sessions_is_over_at_once(store: Ledger) -> None:
+    await store.submit(making.task(num_samples=0, callback_url="http://t"), 1.0)
+    assert await store.callbacks_due(1.0) == [("task", "http://t", 0)]
+    assert await store.progress() == [("task", "completed", 0, 0, 0)]
+
+
+# Events and the audit log
+
+
+async def test_events_tell_each_state_once_and_in_order(store: Ledger) -> None:
+    await store.submit(making.task(), 1.0)
+    (lease,) = await store.claim("n", 1, 10.0, 2.0)
+    for now in (3.0, 4.0):
+        await store.renew("n", [making.held(lease)], 10.0, now)
+    await store.deliver("n", making.delivery(lease), 5.0)
+    await store.deliver("n", making.delivery(lease), 6.0)
+    told = await store.events_after(0)
+    assert [(e.kind, e.subject, e.state, e.time) for e in told] == [
+        ("task", "task", "running", 1.0),
+        ("session", "task-0", "REGISTERED", 1.0),
+        ("session", "task-0", "RUNNING", 3.0),
+        ("session", "task-0", "COMPLETED", 5.0),
+        ("task", "task", "completed", 5.0),
+    ]
+    assert {e.task_id for e in told} == {"task"}
+    assert told[3].data == {"attempt": 1}
+    assert await store.events_after(told[2].id, limit=1) == [told[3]]
+
+
+async def test_only_the_newest_events_are_kept(store: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "EVENTS_KEPT", 10)
+    await store.submit(making.task(num_samples=50), 1.0)
+    await store.expire(1.0)
+    kept = await store.events_after(0)
+    assert [e.subject for e in kept] == [f"task-{i}" for i in range(40, 50)]
+    await store.cancel("task", 2.0)
+    assert (await store.events_after(kept[-1].id))[0].id == kept[-1].id + 1
+
+
+async def test_the_audit_log_is_appended_to(store: Ledger) -> None:
+    entries = [
+        AuditEntry(time=float(i), actor="admin", action="cancel", subject=f"t{i}", allowed=i != 1, detail="\0 \ud83d")
+        for i in range(3)
+    ]
+    for entry in entries:
+        await store.audit(entry)
+    assert await store.audit_log() == entries
+    assert await store.audit_log(2) == entries[1:]
+
+
+@pytest.mark.parametrize("change", ["UPDATE audit SET body = body", "DELETE FROM audit"])
+async def test_the_audit_log_of_a_file_refuses_changes(sqlite_store: Ledger, tmp_path: Path, change: str) -> None:
+    await sqlite_store.audit(AuditEntry(time=1.0, actor="a", action="b", subject="c"))
+    with sqlite3.connect(tmp_path / "polar.db") as db, pytest.raises(sqlite3.IntegrityError, match="log is kept"):
+        db.execute(change)
+
+
+@pytest.mark.parametrize(
+    "change", ["UPDATE polar.audit SET body = body", "DELETE FROM polar.audit", "TRUNCATE polar.audit"]
+)
+async def test_the_audit_log_of_postgresql_refuses_changes(
+    postgres_url: str, postgres_server: Server, change: str
+) -> None:
+    from polar.store import open_store
+
+    store = open_store(postgres_url)
+    await store.open()
+    await store.audit(AuditEntry(time=1.0, actor="a", action="b", subject="c"))
+    await store.close()
+    with pytest.raises(psycopg.errors.RaiseException, match="log is kept"):
+        postgres_server.execute(change)
+
+
+# Retention
+
+
+async def test_what_ended_long_ago_is_forgotten_whole(store: Ledger) -> None:
+    await _run(store, "old", at=1.0, samples=2, calls=3)
+    await _run(store, "fresh", at=50.0, calls=1)
+    await store.submit(making.task("waiting"), 1.0)
+    await store.finish_session(
+        making.session("bare", state="ERROR", task_id="none"), making.result("bare", task_id="none", status="ERROR")
+    )
+    await store.put_session(making.session("capturing", task_id="none"))
+    await store.put_task(making.task("just put"))
+    assert await store.purge(50.0) == (1, 3, 6)
+    assert await store.purge(50.0) == (0, 0, 0)
+    assert [t.task_id for t in await store.tasks()] == ["fresh", "waiting", "just put"]
+    assert [s.session_id for s in await store.sessions()] == ["fresh-0", "waiting-0", "capturing"]
+    assert [r.session_id for r in await store.results()] == ["fresh-0"]
+    assert await store.completions("old-0") == []
+    await _run(store, "old", at=60.0, samples=2, calls=3)  # its names are free again
+    assert len(await store.completions("old-1")) == 3
+
+
+async def test_what_is_shared_goes_with_the_last_that_refers_to_it(store: Ledger) -> None:
+    tools = making.large_tools(10)
+    for at, name in ((1.0, "a"), (60.0, "b")):
+        await store.put_session(making.session(name, updated_at=at))
+        await store.put_completion(making.completion(name, tools=tools))
+        await store.finish_session(making.session(name, state="COMPLETED", updated_at=at), making.result(name))
+    assert (await store.purge(50.0)).sessions == 1
+    (kept,) = await store.completions("b")
+    assert kept.tools == tools
+    assert (await store.purge(100.0)).sessions == 1
+    await store.put_session(making.session("c"))
+    await store.put_completion(making.completion("c", tools=tools))
+    assert (await store.completions("c"))[0].tools == tools
+
+
+async def test_a_task_is_kept_until_its_callback_has_arrived(store: Ledger) -> None:
+    await _run(store, "a", callback_url="http://t")
+    assert (await store.purge(100.0)).tasks == 0
+    await store.callback_tried("a", arrived=True, retry_at=None, error=None)
+    assert (await store.purge(100.0)).tasks == 1
+
+
+async def test_nodes_long_gone_are_forgotten(store: Ledger) -> None:
+    await store.put_node(making.node("gone"), 0.0)
+    await store.put_node(making.node("here"), 1000.0)
+    await store.expire(1001.0)
+    await store.purge(500.0)
+    assert [n.node_id for n in await store.nodes(1001.0)] == ["here"]
+
+
+async def test_a_result_is_usable_however_odd_its_metadata_is(store: Ledger) -> None:
+    await store.submit(making.task(num_samples=2, early_stop_min_usable_sessions=1), 0.0)
+    odd, _ = await store.claim("n", 1, 10.0, 0.0), None
+    given = making.delivery(odd[0])
+    assert given.result is not None
+    given.result.trajectory = msgspec.structs.replace(
+        given.result.trajectory, metadata={"reconstruction": ["not", "a", "report"]}
+    )
+    await store.deliver("n", given, 1.0)
+    assert await store.progress() == [("task", "running", 2, 1, 0)]

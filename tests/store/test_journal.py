@@ -1,0 +1,92 @@
+"""A node's journal: it knows what it has not handed over, across restarts, and a ledger takes it in any order."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from polar.contract.rollout import Delivery
+from polar.store import Ledger, SQLiteJournal
+from tests.store import making
+
+
+@pytest.fixture
+async def journal(tmp_path: Path) -> AsyncIterator[SQLiteJournal]:
+    journal = SQLiteJournal(tmp_path / "journal.db")
+    await journal.open()
+    yield journal
+    await journal.close()
+
+
+async def test_what_was_kept_is_handed_over_until_it_is_marked(journal: SQLiteJournal) -> None:
+    await journal.put_session(making.session("b"))
+    await journal.put_session(making.session("a"))
+    for name, seq in (("a", 1), ("b", 0), ("a", 0)):
+        await journal.put_completion(making.completion(name, seq))
+    assert [c.completion_id for c in await journal.unshipped(10)] == ["b-0", "a-0", "a-1"]
+    assert making.same((await journal.unshipped(1))[0], making.completion("b", 0))
+    await journal.shipped(["b-0", "a-1", "unknown"])
+    await journal.shipped(["b-0"])
+    assert [c.completion_id for c in await journal.unshipped(10)] == ["a-0"]
+    await journal.put_completion(making.completion("b", 0))  # written again, not handed over again
+    assert [c.completion_id for c in await journal.unshipped(10)] == ["a-0"]
+
+
+async def test_results_are_handed_over_until_they_are_marked(journal: SQLiteJournal) -> None:
+    for name in ("x", "y"):
+        await journal.finish_session(making.session(name, state="COMPLETED"), making.result(name))
+    assert await journal.undelivered() == [making.result("x"), making.result("y")]
+    await journal.delivered("x", 2)
+    await journal.delivered("x", 1)
+    await journal.finish_session(making.session("x", state="COMPLETED"), making.result("x"))
+    assert [r.session_id for r in await journal.undelivered()] == ["y"]
+
+
+async def test_a_journal_that_was_cut_off_goes_on_where_it_was(journal: SQLiteJournal, tmp_path: Path) -> None:
+    await journal.put_session(making.session())
+    await journal.put_completion(making.completion(seq=0))
+    await journal.put_completion(making.completion(seq=1))
+    await journal.finish_session(making.session(state="COMPLETED"), making.result())
+    await journal.shipped(["s-0"])
+    await journal.close()
+    again = SQLiteJournal(tmp_path / "journal.db")
+    await again.open()
+    assert [c.completion_id for c in await again.unshipped(10)] == ["s-1"]
+    assert [r.session_id for r in await again.undelivered()] == ["s"]
+    await again.close()
+
+
+async def test_nothing_is_forgotten_before_it_is_handed_over(journal: SQLiteJournal) -> None:
+    await journal.put_task(making.task(callback_url="http://t"))
+    await journal.put_session(making.session())
+    await journal.put_completion(making.completion())
+    await journal.finish_session(making.session(state="COMPLETED"), making.result())
+    assert (await journal.purge(100.0)).sessions == 0
+    await journal.shipped(["s-0"])
+    assert (await journal.purge(100.0)).sessions == 0
+    await journal.delivered("s", 1)
+    assert await journal.purge(100.0) == (1, 1, 1)
+
+
+async def test_a_ledger_takes_what_a_journal_hands_over(journal: SQLiteJournal, store: Ledger) -> None:
+    await store.submit(making.task(), 0.0)
+    (lease,) = await store.claim("n", 1, 10.0, 0.0)
+    record = making.session(lease.session_id, updated_at=1.0)
+    await journal.put_session(record)
+    for seq in range(3):
+        await journal.put_completion(making.completion("task-0", seq))
+    ended = msgspec.structs.replace(record, state="COMPLETED", updated_at=2.0)
+    await journal.finish_session(ended, making.result("task-0"))
+
+    (result,) = await journal.undelivered()
+    await store.deliver("n", Delivery(session_id="task-0", attempt=1, result=result), 3.0)
+    while calls := await journal.unshipped(2):
+        await store.deliver("n", Delivery(session_id="task-0", attempt=1, completions=calls), 4.0)
+        await journal.shipped([c.completion_id for c in calls])
+    assert [making.same(*pair) for pair in zip(
+        await store.completions("task-0"), await journal.completions("task-0"), strict=True
+    )] == [True] * 3  # fmt: skip
+    assert await store.results() == await journal.results()

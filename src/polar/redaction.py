@@ -1,0 +1,127 @@
+"""Text taken out of captured calls before they are stored: secrets, names, whatever an operator may not keep.
+
+Token ids say the same as the text. So a call from which text was taken out is stored without its ids and logprobs,
+as ``redacted``, and is not trained; and so is every call whose context goes back to it, since its ids contain those
+of that call. With ``keep_ids`` the ids stay and the calls are trained: then only the text is gone, and whoever has
+the tokenizer can read it from the ids. The harness always gets its whole answer: only what is kept is changed.
+
+Images are not looked into.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from polar.contract.arrays import NO_FLOATS, NO_IDS
+from polar.contract.chat import Message, Text, ToolCall
+from polar.contract.completion import Completion
+from polar.contract.errors import PolarError, UsageError
+
+Hook = Callable[[str], str]
+"""A piece of text, and what may be kept of it. The same text always gives the same."""
+
+
+class RedactionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``hooks`` are ``module:function``, applied in this order to every text of a call."""
+
+    hooks: tuple[str, ...] = ()
+    keep_ids: bool = False
+
+
+class Redaction:
+    """Hooks, ready to be applied.
+
+    Args:
+        hooks: by the name under which they are told of.
+    """
+
+    def __init__(self, hooks: Sequence[tuple[str, Hook]], *, keep_ids: bool = False) -> None:
+        self._hooks = tuple(hooks)
+        self._keep_ids = keep_ids
+
+    def session(self) -> SessionRedaction:
+        """For the calls of one session attempt, in the order in which they are stored."""
+        return SessionRedaction(self._redacted, self._keep_ids)
+
+    def _redacted(self, text: str) -> str:
+        for name, hook in self._hooks:
+            try:
+                text = hook(text)
+            except Exception as error:
+                # What could not be redacted must not be stored, and a call that is not stored is not answered.
+                raise PolarError(f"redaction: {name} failed: {type(error).__name__}: {error}") from error
+            if not isinstance(text, str):
+                raise PolarError(f"redaction: {name} returned {type(text).__name__}: it must return text")
+        return text
+
+
+class SessionRedaction:
+    """Knows which calls of a session were stored without their ids."""
+
+    def __init__(self, redact: Hook, keep_ids: bool) -> None:
+        self._redact = redact
+        self._keep_ids = keep_ids
+        self._without_ids: set[str] = set()
+
+    def apply(self, completion: Completion) -> Completion:
+        """The call as it may be stored.
+
+        Raises:
+            PolarError: a hook failed.
+        """
+        messages = tuple(self._message(message) for message in completion.messages)
+        reply = self._message(completion.reply)
+        changed = (messages, reply) != (completion.messages, completion.reply)
+        if changed:
+            completion = msgspec.structs.replace(completion, messages=messages, reply=reply)
+        if self._keep_ids or not (changed or (completion.shared and completion.base_id in self._without_ids)):
+            return completion
+        self._without_ids.add(completion.completion_id)
+        return msgspec.structs.replace(
+            completion,
+            outcome="redacted" if completion.outcome == "ok" else completion.outcome,
+            detail=completion.detail or "text was taken out before it was stored, here or in its context",
+            shared=0,
+            prompt_delta=NO_IDS,
+            response_ids=NO_IDS,
+            logprobs=NO_FLOATS,
+            weight_spans=(),
+        )
+
+    def _message(self, message: Message) -> Message:
+        if isinstance(message.content, str):
+            content: str | tuple[object, ...] = self._redact(message.content)
+        else:
+            content = tuple(
+                Text(self._redact(part.text)) if isinstance(part, Text) else part for part in message.content
+            )
+        return msgspec.structs.replace(
+            message,
+            content=content,
+            reasoning=None if message.reasoning is None else self._redact(message.reasoning),
+            tool_calls=tuple(
+                ToolCall(call.id, call.name, self._redact(call.arguments)) for call in message.tool_calls
+            ),
+        )
+
+
+def load_redaction(config: RedactionConfig) -> Redaction | None:
+    """The hooks of an operator's configuration; ``None``: there are none.
+
+    Raises:
+        UsageError: one can't be imported, or is not callable.
+    """
+    hooks: list[tuple[str, Hook]] = []
+    for name in config.hooks:
+        module, _, function = name.partition(":")
+        try:
+            hook = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UsageError(f"redaction.hooks: {name!r}: {error}") from None
+        if not callable(hook):
+            raise UsageError(f"redaction.hooks: {name!r} is no function: write module:function")
+        hooks.append((name, hook))
+    return Redaction(hooks, keep_ids=config.keep_ids) if hooks else None

@@ -1,0 +1,1 @@
+"""The rollout server: tasks in, results out. The ledger decides; what is here tells it and asks it over HTTP."""

@@ -1,0 +1,49 @@
+"""Tables of routes as ASGI apps, and two apps on one port."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as PathRoute
+
+from polar.rollout.auth import Audit, Credentials
+from polar.rollout.http import Endpoint, Route, failure
+
+App = Callable[..., Awaitable[None]]
+
+CONTROL_PATHS = frozenset(
+    {"rollout", "tasks", "nodes", "events", "health", "metrics", "results", "sessions", "admin", "openapi.json"}
+)
+"""The first parts of the paths that are the control plane's."""
+
+
+def app(routes: Sequence[Route], credentials: Credentials, audit: Audit | None) -> App:
+    """The app of these routes. What is not among them is 404, a method that is not 405."""
+    table = [
+        PathRoute(route.path, Endpoint(route, credentials, audit).answer, methods=[route.method]) for route in routes
+    ]
+    made = Starlette(routes=table, exception_handlers={HTTPException: _no_route})
+    made.router.redirect_slashes = False
+    return made
+
+
+def one_port(control: App, data: App) -> App:
+    """Both planes as one app: a request goes by the first part of its path."""
+
+    async def both(scope: Any, receive: Any, send: Any) -> None:
+        own = scope["type"] == "http" and scope["path"][1:].partition("/")[0] in CONTROL_PATHS
+        await (control if own else data)(scope, receive, send)
+
+    return both
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    answer = failure(error.status_code, f"nothing is served at {request.method} {request.url.path}")
+    answer.headers.update(error.headers or {})
+    return answer

@@ -1,0 +1,42 @@
+"""What a gateway node that is apart from its rollout server answers to that server, under the node credential: bare
+capture sessions and inference, the same routes as the server's own."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.responses import Response
+
+from polar.rollout.app import App, app
+from polar.rollout.auth import Credentials
+from polar.rollout.hosting import CaptureHost, Inference
+from polar.rollout.http import Call, Route, reply
+from polar.rollout.inference_api import InferenceAPI
+from polar.rollout.metrics import CONTENT_TYPE, Metrics
+from polar.rollout.sessions_api import Closed, capture_routes
+
+
+def node_app(capture: CaptureHost, inference: Inference, metrics: Metrics, node_token: str) -> App:
+    """The ASGI app of a node's control plane."""
+    began = time.time()
+
+    async def open_session(call: Call) -> Response:
+        return reply(await capture.open(call.body))
+
+    async def close_session(call: Call) -> Response:
+        name = call.id("session_id")
+        return reply(Closed(name, await capture.close(name)))
+
+    async def health(call: Call) -> Response:
+        return reply({"status": "ok", "since": began})
+
+    async def numbers(call: Call) -> Response:
+        return Response(metrics.exposed(), headers={"content-type": CONTENT_TYPE})
+
+    routes = [
+        *capture_routes(open_session, close_session, "node"),
+        *InferenceAPI(inference, "node").routes(),
+        Route("GET", "/health", "health", None, health, "Is it there?"),
+        Route("GET", "/metrics", "metrics", "node", numbers, "Numbers.", answer="text/plain"),
+    ]
+    return app(routes, Credentials([("server", "node", node_token)]), None)

@@ -1,0 +1,146 @@
+"""Gateways on other machines: bare sessions and inference, asked of the nodes under the node credential."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from polar.contract.rollout import Delivery
+from polar.gateway.inference import InferenceControl
+from polar.gateway.server import GatewayServer
+from polar.rollout import bare
+from polar.rollout.hosting import LocalInference
+from polar.rollout.metrics import Metrics
+from polar.rollout.node_app import node_app
+from tests.rollout.conftest import MakeWorld, World
+from tests.rollout.making import TOKENS, Host, completion, result
+
+
+class RemoteNode:
+    """A node's control plane on a port of its own, with a real gate."""
+
+    def __init__(self, node_id: str) -> None:
+        self.sessions = Host(f"bare-{node_id}")
+        self.gate = InferenceControl()
+        self._http = GatewayServer(node_app(self.sessions, LocalInference(self.gate), Metrics(), TOKENS["node"]))
+
+    @property
+    def url(self) -> str:
+        return self._http.url
+
+
+@pytest.fixture
+async def nodes(make_world: MakeWorld) -> Any:
+    async with AsyncExitStack() as stack:
+        world = await make_world()
+        made: dict[str, RemoteNode] = {}
+        for name in ("n1", "n2"):
+            node = made[name] = RemoteNode(name)
+            await node._http.start()
+            stack.push_async_callback(node._http.close)
+            await world.join(name, gateway_url=node.url)
+        yield world, made
+
+
+Nodes = tuple[World, dict[str, RemoteNode]]
+
+
+async def test_pausing_pauses_every_node(nodes: Nodes) -> None:
+    world, made = nodes
+    answer = await world.admin.post("/admin/inference/pause", params={"timeout_seconds": 5})
+    assert (answer.status_code, answer.json()["paused"]) == (200, True)
+    assert all(node.gate.status().paused for node in made.values())
+    status = await world.get("/admin/inference/status")
+    assert (status["paused"], set(status["nodes"])) == (True, {"n1", "n2"})
+    assert (await world.admin.post("/admin/inference/resume")).json()["paused"] is False
+    assert not any(node.gate.status().paused for node in made.values())
+
+
+async def test_a_pause_that_one_node_can_not_make_is_undone_everywhere(nodes: Nodes) -> None:
+    world, made = nodes
+    async with made["n2"].gate.admitted():
+        answer = await world.admin.post("/admin/inference/pause", params={"timeout_seconds": 0.2})
+    assert answer.status_code == 504
+    assert (answer.json()["paused"], answer.json()["inflight"]) == (False, 1)
+    assert not any(node.gate.status().paused for node in made.values())
+
+
+async def test_every_node_learns_the_version(nodes: Nodes) -> None:
+    world, made = nodes
+    answer = await world.admin.post("/admin/inference/version", json={"version": 42})
+    assert answer.json()["version"] == "42"
+    assert {node.gate.version for node in made.values()} == {"42"}
+    for bad in ({}, {"version": None}, {"version": ""}, {"version": "x\n"}, {"version": [1]}):
+        assert (await world.admin.post("/admin/inference/version", json=bad)).status_code == 422, bad
+
+
+async def test_without_a_node_there_is_no_inference(world: World) -> None:
+    answer = await world.admin.get("/admin/inference/status")
+    assert answer.status_code == 503
+    assert "node" in answer.json()["detail"]
+    assert (await world.admin.post("/sessions")).status_code == 503
+
+
+async def test_a_node_that_does_not_answer_is_named(world: World) -> None:
+    await world.join("dead", gateway_url="http://127.0.0.1:1")
+    answer = await world.admin.get("/admin/inference/status")
+    assert answer.status_code == 503
+    assert "dead" in answer.json()["detail"]
+
+
+async def test_a_bare_session_lives_on_a_node_and_its_calls_come_home(nodes: Nodes) -> None:
+    world, made = nodes
+    opened = (await world.admin.post("/sessions", json={"session_id": "mine"})).json()
+    assert opened["session_id"] == "mine"
+    (home,) = [name for name, node in made.items() if "mine" in node.sessions.open_now]
+    (stranger,) = set(made) - {home}
+    assert (await world.admin.post("/sessions", json={"session_id": "mine"})).status_code == 409
+    calls = Delivery(session_id="mine", attempt=1, completions=[completion("mine")])
+    await world.node(f"/nodes/{home}/deliveries", calls)
+    refused = await world.as_("node").post(
+        f"/nodes/{stranger}/deliveries", json={"session_id": "mine", "attempt": 1, "completions": []}
+    )
+    assert refused.status_code == 409
+    listed = (await world.get("/sessions/mine/completions"))["completions"]
+    assert [each["fate"] for each in listed] == ["trained"]
+    closed = (await world.admin.post("/sessions/mine/close")).json()
+    assert closed == {"session_id": "mine", "closed": True}
+    ended = Delivery(session_id="mine", attempt=1, result=result("mine", task_id="mine", reward=None))
+    for _ in range(2):
+        await world.node(f"/nodes/{home}/deliveries", ended)
+    session = await world.get("/sessions/mine")
+    assert (session["status"], session["completion_count"]) == ("COMPLETED", 1)
+    again = (await world.admin.post("/sessions/mine/close")).json()
+    assert again == {"session_id": "mine", "closed": False}
+
+
+async def test_a_bare_session_whose_node_is_lost_has_ended(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, made = nodes
+    await world.admin.post("/sessions", json={"session_id": "mine"})
+    (home,) = [name for name, node in made.items() if "mine" in node.sessions.open_now]
+    calls = Delivery(session_id="mine", attempt=1, completions=[completion("mine")])
+    await world.node(f"/nodes/{home}/deliveries", calls)
+    await bare.end_orphans(world.ledger)
+    assert (await world.get("/sessions/mine"))["status"] == "RUNNING"
+    monkeypatch.setattr(bare, "GONE_AFTER", 0.0)
+    await bare.end_orphans(world.ledger)
+    session = await world.get("/sessions/mine")
+    assert session["status"] == "ERROR"
+    assert home in session["error"]
+    fates = session["result"]["trajectory"]["metadata"]["reconstruction"]["completions"]
+    assert fates == {"trained": ["mine.1-0"]}
+
+
+async def test_a_node_answers_its_server_alone(nodes: Nodes) -> None:
+    _, made = nodes
+    async with httpx.AsyncClient(base_url=made["n1"].url, trust_env=False) as client:
+        for method, path in (("POST", "/sessions"), ("POST", "/admin/inference/pause"), ("GET", "/metrics")):
+            assert (await client.request(method, path)).status_code == 401
+            wrong = {"Authorization": f"Bearer {TOKENS['admin']}"}
+            assert (await client.request(method, path, headers=wrong)).status_code == 401
+        good = {"Authorization": f"Bearer {TOKENS['node']}"}
+        assert (await client.get("/metrics", headers=good)).status_code == 200
+        assert (await client.get("/health")).json()["status"] == "ok"

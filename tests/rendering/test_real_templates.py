@@ -15,6 +15,7 @@ from polar.rendering.template import ChatTemplate
 from polar.rendering.tokenizer import Tokenizer
 from tests.rendering.conftest import RendererOf
 from tests.rendering.talk import WEATHER, Talk, hermes_call, result, system, user
+from tests.rendering.written import CALLS
 
 pytestmark = pytest.mark.assets
 
@@ -27,6 +28,7 @@ Paris
 </parameter>
 </function>
 </tool_call>"""
+DEEPSEEK = CALLS["deepseek"]("get_weather", {"city": "Paris"})
 LLAMA = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
 
 # template, tokenizer, end of turn, a call as the model writes it, how it is read, bridged at the tool result,
@@ -39,8 +41,8 @@ FAMILIES = [
     ("meta-llama-Llama-3.1-8B-Instruct", "llama3_1", EOT, LLAMA, "llama3_json", True, True, None),
     ("meta-llama-Llama-3.2-3B-Instruct", "llama3_1", EOT, LLAMA, "llama3_json", True, True, None),
     ("meta-llama-Llama-3.3-70B-Instruct", "llama3_1", EOT, LLAMA, "llama3_json", True, True, None),
-    ("deepseek-ai-DeepSeek-V3.1", "deepseek_v3", DS_END, None, None, None, True, False),
-    ("Qwen-QwQ-32B", "qwen3", IM_END, None, None, None, False, False),
+    ("deepseek-ai-DeepSeek-V3.1", "deepseek_v3", DS_END, DEEPSEEK, "deepseek", True, True, False),
+    ("Qwen-QwQ-32B", "qwen3", IM_END, "<think>\n\n</think>\n\n" + HERMES, "hermes", False, False, False),
 ]
 IDS = [row[0] for row in FAMILIES]
 

@@ -135,7 +135,7 @@ def test_a_template_can_not_leave_its_sandbox(tokenizer: Tokenizer) -> None:
     with pytest.raises(RenderError):
         said(tokenizer, LINES + "{{ messages.__class__.__mro__ }}", [user("A")])
     with pytest.raises(RenderError):
-        said(tokenizer, LINES + "{{ messages.append(1) }}", [user("A")])
+        said(tokenizer, LINES + "{{ messages[0].update(role='system') }}", [user("A")])
 
 
 def test_generation_blocks_loop_controls_and_json_without_html_escaping(tokenizer: Tokenizer) -> None:

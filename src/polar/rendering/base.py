@@ -14,18 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from polar.contract.arrays import Ids
 from polar.contract.chat import Chat, Delta, FinishReason, Message
 
+if TYPE_CHECKING:
+    from polar.rendering.plain import PlainText
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered prompt. ``state`` is the renderer's own and is handed back to ``bridge``; it is small."""
+    """A rendered prompt. ``state`` is the renderer's own and is handed back to ``bridge``; it is small.
+    ``opened``: it has opened the model's thinking, so the reply begins inside it."""
 
     ids: Ids
     state: Any = None
+    opened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,11 @@ class Renderer(Protocol):
 
     def reader(self, chat: Chat, prompt: Prompt) -> ReplyReader:
         """A reader for the reply to this prompt."""
+        ...
+
+    @property
+    def plain(self) -> PlainText:
+        """For prompts that are no conversation (``Chat.prompt``)."""
         ...
 
 

@@ -1,8 +1,9 @@
-"""Streaming text with ``<tool_call>`` blocks in it; what stands in a block is the family's affair.
+"""Streaming text with tool-call blocks in it; what stands in a block is the family's affair.
 
-Whitespace: of the whitespace before a call one line end belongs to the markup (templates write it), all of
-it where there is no other text; after a call, whitespace is markup unless text follows. A call may lack its
-closing tag at the end of the reply or before the next call. A block is given out when it is whole.
+Whitespace: of the whitespace before a call that which the templates write there (``gap``) belongs to the
+markup, all of it where there is no other text; after a call, whitespace is markup unless text follows. A block
+may lack its closing tag at the end of the reply or before the next call. A block is given out when it is whole;
+what a block holds behind its last call is text.
 """
 
 from __future__ import annotations
@@ -16,16 +17,33 @@ from polar.rendering.parsers import NewId, call_deltas, held
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
+class Call(NamedTuple):
+    """A call as it was sampled: its name, the raw text of its arguments, and its id, if the model wrote one that
+    can be kept."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+
 class Block(NamedTuple):
-    """What a block's body says: how much of it (all, unless another call begins in it), and the call, if it is
-    one, as name and raw arguments."""
+    """What a block's body says: how much of it (all, unless something else begins in it), and its calls (none: it
+    is no call, and the whole block is text)."""
 
     length: int
-    call: tuple[str, str] | None
+    calls: tuple[Call, ...] = ()
 
 
 class BlockParser:
-    """A ``Parser`` of text and blocks. A family says how its blocks begin and end and what they mean."""
+    """A ``Parser`` of text and blocks. A family says how its blocks begin and end and what they mean.
+
+    ``open`` begins a block and ``close`` ends it (empty: it ends where the next one begins); ``gap`` is what the
+    templates write between text and the first block.
+    """
+
+    open = OPEN
+    close = CLOSE
+    gap = "\n"
 
     def __init__(self, new_id: NewId) -> None:
         self._new_id = new_id
@@ -44,7 +62,7 @@ class BlockParser:
         raise NotImplementedError
 
     def read_block(self, body: str, *, closed: bool) -> Block:
-        """The call in a block's body; ``closed``: its closing tag was there."""
+        """The calls in a block's body; ``closed``: its closing tag was there."""
         raise NotImplementedError
 
     def feed(self, text: str) -> list[Delta]:
@@ -58,7 +76,7 @@ class BlockParser:
 
     def _drain(self, *, final: bool) -> Iterator[Delta]:
         while self._buffer:
-            start = self._buffer.find(OPEN)
+            start = self._buffer.find(self.open)
             if start < 0:
                 yield from self._tail(final)
                 return
@@ -67,9 +85,9 @@ class BlockParser:
                 self._gap = self._buffer[len(text) : start]
                 self._buffer = self._buffer[start:]
                 yield from self._text(text)
-            if self.is_text(self._buffer, len(OPEN)):
-                self._buffer = self._buffer[len(OPEN) :]
-                yield from self._visible(OPEN)
+            if self.is_text(self._buffer, len(self.open)):
+                self._buffer = self._buffer[len(self.open) :]
+                yield from self._visible(self.open)
                 continue
             end = self._block_end(final)
             if end is None:
@@ -83,7 +101,7 @@ class BlockParser:
             keep = len(buffer) if buffer.strip() or self._spoken or not self._calls else 0
             self._buffer = ""
         else:
-            keep = len(buffer[: len(buffer) - held(buffer, OPEN)].rstrip())
+            keep = len(buffer[: len(buffer) - held(buffer, self.open)].rstrip())
             self._buffer = buffer[keep:]
         yield from self._text(buffer[:keep])
 
@@ -99,33 +117,34 @@ class BlockParser:
 
     def _block_end(self, final: bool) -> int | None:
         """Where the block at the start of the buffer ends, closing tag included; ``None``: not yet known."""
-        begin = len(OPEN)
-        close = self._buffer.find(CLOSE, max(begin, self._from))
-        while close >= 0:
-            if self.ends(self._buffer[begin:close]):
-                return close + len(CLOSE)
-            self._from = close + len(CLOSE)
-            close = self._buffer.find(CLOSE, self._from)
+        begin, mark = len(self.open), self.close or self.open
+        place = self._buffer.find(mark, max(begin, self._from))
+        while place >= 0:
+            if self.ends(self._buffer[begin:place]):
+                return place + len(self.close)
+            self._from = place + len(mark)
+            place = self._buffer.find(mark, self._from)
         if not final:
-            self._from = max(begin, self._from, len(self._buffer) - len(CLOSE) + 1)
+            self._from = max(begin, self._from, len(self._buffer) - len(mark) + 1)
             return None
-        close = self._buffer.find(CLOSE)
-        return close + len(CLOSE) if close >= 0 else len(self._buffer)
+        place = self._buffer.find(self.close, begin) if self.close else -1
+        return place + len(self.close) if place >= 0 else len(self._buffer)
 
     def _block(self, end: int) -> Iterator[Delta]:
         self._from = 0
-        closed = self._buffer.endswith(CLOSE, 0, end)
-        body = self._buffer[len(OPEN) : end - (len(CLOSE) if closed else 0)]
-        length, call = self.read_block(body, closed=closed)
+        closed = self._buffer.endswith(self.close, len(self.open), end) if self.close else end < len(self._buffer)
+        body = self._buffer[len(self.open) : end - (len(self.close) if closed else 0)]
+        length, calls = self.read_block(body, closed=closed)
         if length < len(body):
-            end = len(OPEN) + length
+            end = len(self.open) + length
         block, self._buffer = self._buffer[:end], self._buffer[end:]
-        if call is None:
+        if not calls:
             yield from self._visible(block)
             return
         if self._spoken:
-            yield from self._text(self._gap.removesuffix("\n"))
+            yield from self._text(self._gap.removesuffix(self.gap))
         self._gap = ""
-        yield from call_deltas(self._calls, *call, self._new_id)
-        self._calls += 1
+        for call in calls:
+            yield from call_deltas(self._calls, call.name, call.arguments, call.id or self._new_id())
+            self._calls += 1
         self._spoken = False

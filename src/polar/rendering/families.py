@@ -22,6 +22,7 @@ from polar.contract.errors import MissingExtra, UsageError
 from polar.rendering.base import Declined, Prompt, RenderError, Reply, Turn
 from polar.rendering.messages import conversation, join_text, tool_objects
 from polar.rendering.parsers import NewId, PlainParser, call_deltas, fold, random_id
+from polar.rendering.plain import PlainText
 from polar.rendering.reader import TemplateReader
 from polar.rendering.tokenizer import Tokenizer, read_json
 from polar.rendering.traits import Traits
@@ -110,6 +111,11 @@ class FamilyRenderer:
             return inner.parse_response(list(ids), tools=tools, prompt_ids=prompt.ids.tolist())
 
         return FamilyReader(self.tokenizer, parse, self._new_id, self.stop_ids, chat.sampling.stop)
+
+    @property
+    def plain(self) -> PlainText:
+        """For prompts that are no conversation."""
+        return PlainText(self.tokenizer, self.stop_ids)
 
     def _plain(self, chat: Chat) -> tuple[Any, list[dict[str, Any]], list[dict[str, Any]] | None]:
         """The package's renderer, messages and tools, control tokens in client text marked as such."""
@@ -213,7 +219,7 @@ def _deltas(parsed: Any, new_id: NewId) -> list[Delta]:
         arguments = call.arguments
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments or {}, ensure_ascii=False)
-        out += call_deltas(index, call.name, arguments, new_id)
+        out += call_deltas(index, call.name, arguments, new_id())
     return out
 
 

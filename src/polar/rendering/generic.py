@@ -3,10 +3,11 @@
 The proof. Let F be the template's text of the new conversation, and P that of the earlier prompt, known by
 its length and digest. F must begin with P. After it stands what the template makes of the earlier reply, up
 to a control token that ends the turn; read back with the model's own parser this must be the recorded reply,
-and so must the sampled ids themselves. Then the template has dropped and rewritten nothing, and what it
-appends after the reply is the text from that control token on. Its ids depend on nothing before it, because
-the tokenizer cuts the text at control tokens. So the bridge is: earlier ids, sampled ids, ids of that text
-(less the control token, if the model has sampled it itself).
+and so must the sampled ids themselves. (Arguments that are no JSON object may stand in F in the wrapping in
+which a template got them that takes only objects.) Then the template has dropped and rewritten nothing, and
+what it appends after the reply is the text from that control token on. Its ids depend on nothing before it,
+because the tokenizer cuts the text at control tokens. So the bridge is: earlier ids, sampled ids, ids of that
+text (less the control token, if the model has sampled it itself).
 
 A control token in F is always the template's own: those in client text are marked (``tokenizer.py``).
 """
@@ -27,7 +28,8 @@ from polar.contract.chat import Chat
 from polar.rendering.base import Declined, Prompt, RenderError, Turn
 from polar.rendering.detect import family
 from polar.rendering.messages import conversation, tool_objects
-from polar.rendering.parsers import THINK, NewId, random_id, read, same_reply
+from polar.rendering.parsers import NewId, random_id, read, same_reply
+from polar.rendering.plain import PlainText
 from polar.rendering.reader import TemplateReader
 from polar.rendering.template import ChatTemplate
 from polar.rendering.tokenizer import Tokenizer, load_stop_ids, unmark
@@ -72,12 +74,15 @@ class TemplateRenderer:
         new_id: NewId = random_id,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        known = [text for stop in stop_ids if (text := tokenizer.token_text(stop))]
+        tokenizer = Tokenizer(tokenizer.raw, control=known)
         self.traits = probe(template, tokenizer)
-        ends = {tokenizer.token_id(text) for text in self.traits.turn_ends}
+        self.family = family(template, self.traits, tokenizer, parser)
+        self._ends = tuple(dict.fromkeys(filter(None, [*self.traits.turn_ends, self.family.call_end])))
+        ends = {tokenizer.token_id(text) for text in self._ends if text != self.family.inner_end}
         self.stop_ids = stop_ids | frozenset(end for end in ends if end is not None)
         stops = [text for stop in self.stop_ids if (text := tokenizer.token_text(stop))]
         self.tokenizer = Tokenizer(tokenizer.raw, control=stops)
-        self.family = family(template, self.traits, parser)
         self._template = template
         self._new_id = new_id
         self._clock = clock
@@ -97,7 +102,8 @@ class TemplateRenderer:
         """The whole conversation, with the generation prompt."""
         now = self._clock()
         text = self._text(chat, now)
-        return Prompt(self.tokenizer.encode_array(text), self._state(chat, text, now))
+        state = self._state(chat, text, now)
+        return Prompt(self.tokenizer.encode_array(text), state, state.opened)
 
     def bridge(self, turn: Turn, chat: Chat) -> Prompt | Declined:
         """The next prompt, or why there is none by this way."""
@@ -114,7 +120,7 @@ class TemplateRenderer:
         tail = self._tail(turn, chat, text)
         if isinstance(tail, Declined):
             return tail
-        return Prompt(np.concatenate([turn.prompt.ids, turn.response_ids, tail]), after)
+        return Prompt(np.concatenate([turn.prompt.ids, turn.response_ids, tail]), after, after.opened)
 
     def reader(self, chat: Chat, prompt: Prompt) -> TemplateReader:
         """A reader for the reply to a prompt of this renderer."""
@@ -122,6 +128,11 @@ class TemplateRenderer:
         tools = chat.tools if state.calls else ()
         parser = self.family.parser(self._new_id, tools=tools, opened=state.opened)
         return TemplateReader(self.tokenizer, parser, stop_ids=self.stop_ids, stop=chat.sampling.stop)
+
+    @property
+    def plain(self) -> PlainText:
+        """For prompts that are no conversation."""
+        return PlainText(self.tokenizer, self.stop_ids)
 
     def _text(self, chat: Chat, now: float) -> str:
         protect = self.tokenizer.protect
@@ -136,7 +147,7 @@ class TemplateRenderer:
             tools=_digest_json(chat.tools),
             args=_digest_json(chat.template_args),
             now=now,
-            opened=self.family.thinking and text.rstrip().endswith(THINK),
+            opened=self.family.opens(text),
             calls=bool(chat.tools) and chat.tool_choice != "none",
         )
 
@@ -145,10 +156,12 @@ class TemplateRenderer:
         state: PromptState = turn.prompt.state
         response = turn.response_ids
         sampled_end = int(response[-1]) if len(response) and int(response[-1]) in self.stop_ids else None
-        end, place = self._turn_end(text, state.length, sampled_end)
-        if place < 0:
+        places = self._turn_ends(text, state.length, sampled_end)
+        if not places:
             return Declined("no_turn_end")
-        if not self._says(turn, chat, unmark(text[state.length : place])):
+        said = (self._says(turn, chat, unmark(text[state.length : place]), rendered=True) for place, _ in places)
+        place, end = next((found for found, same in zip(places, said, strict=True) if same), (-1, ""))
+        if place < 0:
             return Declined("template_rewrites_history")
         sampled = response if sampled_end is None else response[:-1]
         if not self._says(turn, chat, self.tokenizer.decode(sampled.tolist())):
@@ -158,22 +171,21 @@ class TemplateRenderer:
             return Declined("no_turn_end")
         return ids if sampled_end is None else ids[1:]
 
-    def _turn_end(self, text: str, start: int, sampled_end: int | None) -> tuple[str, int]:
-        """The token that ends the reply's turn in the text, and its place (-1: none): the token that the model
-        ended it with, else (cut off, aborted) the first of those that the template ends turns with."""
-        ends = self.traits.turn_ends
+    def _turn_ends(self, text: str, start: int, sampled_end: int | None) -> list[tuple[int, str]]:
+        """Where the reply's turn may end in the text, and with which token: at the first one like that which the
+        model ended it with, else (cut off, aborted) at the first of each that the template ends turns with."""
+        ends = self._ends
         if sampled_end is not None:
             ends = tuple(filter(None, [self.tokenizer.token_text(sampled_end)]))
-        places = [(place, end) for end in ends if (place := text.find(end, start)) >= 0]
-        place, end = min(places, default=(-1, ""))
-        return end, place
+        return sorted((place, end) for end in ends if (place := text.find(end, start)) >= 0)
 
-    def _says(self, turn: Turn, chat: Chat, text: str) -> bool:
-        """Whether this text, read as a reply to the turn's prompt, is the recorded one."""
+    def _says(self, turn: Turn, chat: Chat, text: str, *, rendered: bool = False) -> bool:
+        """Whether this text, read as a reply to the turn's prompt, is the recorded one; ``rendered``: the template
+        made it."""
         state: PromptState = turn.prompt.state
         tools = chat.tools if state.calls else ()
         parser = self.family.parser(str, tools=tools, opened=state.opened)
-        return same_reply(read(parser, text), chat.messages[turn.messages - 1])
+        return same_reply(read(parser, text), chat.messages[turn.messages - 1], rendered=rendered)
 
 
 def _why(before: PromptState, after: PromptState) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from polar.rendering.blocks import OPEN, Block, BlockParser
+from polar.rendering.blocks import OPEN, Block, BlockParser, Call
 from polar.rendering.jsonscan import Scan, in_string, scan_object
 
 _NO_OBJECT = re.compile(r"\s*[^\s{]")
@@ -29,9 +29,9 @@ class HermesParser(BlockParser):
         """The object's name and the text of its arguments."""
         scan = scan_object(body)
         cut = _next_call(body, scan)
-        if cut is None:
-            return Block(len(body), _call(body, scan, closed))
-        return Block(cut, _call(body[:cut], scan, True))
+        length = len(body) if cut is None else cut
+        call = call_of(body[:length], scan, closed=closed or cut is not None)
+        return Block(length, (call,) if call else ())
 
 
 def _next_call(body: str, scan: Scan) -> int | None:
@@ -44,22 +44,23 @@ def _next_call(body: str, scan: Scan) -> int | None:
     return match.end() if match else None
 
 
-def _call(body: str, scan: Scan, closed: bool) -> tuple[str, str] | None:
-    """Name and raw arguments; ``None`` where they can't be told apart."""
+def call_of(body: str, scan: Scan, *, closed: bool) -> Call | None:
+    """The call that the object in ``body`` is; ``None`` where name and arguments can't be told apart. ``closed``: it
+    was ended on purpose, and a brace at the end is its own."""
     name = scan.values.get("name")
     if not isinstance(name, str) or not name.strip():
         return None
     key = "arguments" if "arguments" in scan.spans else "parameters"
     if scan.end is not None and not body[scan.end :].strip():
         start, end = scan.spans.get(key, (0, 0))
-        return name, body[start:end]
+        return Call(name, body[start:end])
     # Broken. The arguments are what stands after their key, less the object's own closing brace.
     if key not in scan.spans or scan.spans["name"] > scan.spans[key]:
         return None
     start, end = scan.spans[key]
     if body[end:].strip() in ("", "}") and scan.whole(key):
-        return name, body[start:end]
+        return Call(name, body[start:end])
     raw = body[start:].rstrip()
     if closed:
         raw = raw.removesuffix("}").rstrip()
-    return (name, raw) if raw else None
+    return Call(name, raw) if raw else None

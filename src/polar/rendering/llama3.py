@@ -49,7 +49,7 @@ class Llama3Parser:
         if rest.strip() or not arguments:
             return self._release()
         self._buffer = ""
-        return call_deltas(0, name, arguments, self._new_id)
+        return call_deltas(0, name, arguments, self._new_id())
 
     def _release(self) -> list[Delta]:
         text, self._buffer = self._buffer, ""

@@ -8,9 +8,13 @@ that conversation.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from polar.contract.chat import Image, Message, Text, Tool, ToolCall
 from polar.rendering.base import RenderError
@@ -18,6 +22,8 @@ from polar.rendering.traits import Traits
 
 RAW_ARGUMENTS = "raw_arguments"
 """Where a template takes only an object as arguments, text that is none is given to it under this key."""
+
+_NINE = re.compile(r"[A-Za-z0-9]{9}")
 
 Dict = dict[str, Any]
 Protect = Callable[[Any], Any]
@@ -28,16 +34,21 @@ def conversation(messages: Sequence[Message], traits: Traits, protect: Protect) 
 
     Leading system messages become one, joined by a blank line. A system message that the template would
     refuse or move goes into the user turn before it, else the one after it, else a user turn of its own, as
-    ``<system-reminder>``. Neighbouring user messages are joined where the template refuses them.
+    ``<system-reminder>``. Neighbouring user messages are joined where the template refuses them, and one that
+    follows a tool's result goes into it where it is refused there. Text of a reply
+    that calls follows its thinking, as part of it, where the template refuses both. Ids of calls are made such as
+    the template takes.
 
     Raises:
         RenderError: there is an image and the template takes none.
     """
     names: dict[str, str] = {}
+    ids: dict[str, str] = {}
     out: list[Dict] = []
     for message in _placed(messages, traits):
         names.update((call.id, call.name) for call in message.tool_calls)
-        out.append(protect(_as_dict(message, traits, names)))
+        ids.update((call.id, _template_id(call, len(ids), traits)) for call in message.tool_calls)
+        out.append(protect(_as_dict(message, traits, names, ids)))
         if message.reasoning and traits.inline_reasoning:
             thought = protect(message.reasoning)
             _prepend(out[-1], f"<think>\n{thought}\n</think>\n\n")
@@ -103,14 +114,23 @@ def _placed(messages: Sequence[Message], traits: Traits) -> list[Message]:
             if message.role == "user":
                 message = _joined(reminder, message)
             else:
-                out.append(reminder)
-        if message.role == "user" and not traits.neighbours and out and out[-1].role == "user":
-            out[-1] = _joined(out[-1], message)
-        else:
-            out.append(message)
+                _put(out, reminder, traits)
+        _put(out, message, traits)
     if waiting:
-        out.append(Message(role="user", content="\n".join(waiting)))
+        _put(out, Message(role="user", content="\n".join(waiting)), traits)
     return out
+
+
+def _put(out: list[Message], message: Message, traits: Traits) -> None:
+    """Append a message, or put a user's into the one before it where it could not follow."""
+    before = out[-1] if out and message.role == "user" else None
+    if before is not None and before.role == "user" and not traits.neighbours:
+        out[-1] = _joined(before, message)
+    elif before is not None and before.role == "tool" and not traits.user_after_result and not has_images(message):
+        content = f"{join_text(before)}\n\n{join_text(message)}"
+        out[-1] = msgspec.structs.replace(before, content=content)
+    else:
+        out.append(message)
 
 
 def _joined(first: Message, second: Message) -> Message:
@@ -127,14 +147,18 @@ def _reminder(text: str) -> str:
     return f"<system-reminder>\n{text}\n</system-reminder>"
 
 
-def _as_dict(message: Message, traits: Traits, names: dict[str, str]) -> Dict:
+def _as_dict(message: Message, traits: Traits, names: dict[str, str], ids: dict[str, str]) -> Dict:
+    if message.reasoning and message.tool_calls and traits.reasoning_or_text and join_text(message).strip():
+        thought = f"{message.reasoning}\n\n{join_text(message)}"
+        message = msgspec.structs.replace(message, reasoning=thought, content="")
     out: Dict = {"role": message.role, "content": _content(message, traits)}
     if message.reasoning:
         out.update((name, message.reasoning) for name in traits.reasoning_fields)
     if message.tool_calls:
-        out["tool_calls"] = [_call(call, traits) for call in message.tool_calls]
+        out["content"] = None if traits.null_content and not join_text(message) else out["content"]
+        out["tool_calls"] = [_call(call, ids[call.id], traits) for call in message.tool_calls]
     if message.tool_call_id is not None:
-        out["tool_call_id"] = message.tool_call_id
+        out["tool_call_id"] = ids.get(message.tool_call_id, message.tool_call_id)
     name = message.name or (names.get(message.tool_call_id or "") if message.role == "tool" else None)
     if name:
         out["name"] = name
@@ -147,7 +171,19 @@ def _content(message: Message, traits: Traits) -> str | list[Dict]:
             raise RenderError("this model's chat template takes no images")
         return [_part(part) for part in message.content]  # type: ignore[arg-type]
     text = join_text(message)
+    if message.reasoning and traits.reasoning_parts:
+        thought = {"type": "thinking", "thinking": message.reasoning}
+        return [thought, {"type": "text", "text": text}] if text else [thought]
     return [{"type": "text", "text": text}] if traits.text_parts else text
+
+
+def _template_id(call: ToolCall, number: int, traits: Traits) -> str:
+    """A call's id as the template takes it. ``number``: how many calls came before it."""
+    if traits.call_ids == "functions":
+        return f"functions.{call.name}:{number}"
+    if traits.call_ids == "nine" and not _NINE.fullmatch(call.id):
+        return hashlib.blake2b(call.id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()[:9]
+    return call.id
 
 
 def _part(part: Text | Image) -> Dict:
@@ -156,11 +192,13 @@ def _part(part: Text | Image) -> Dict:
     return {"type": "image", "image": part.url, "image_url": {"url": part.url}}
 
 
-def _call(call: ToolCall, traits: Traits) -> Dict:
+def _call(call: ToolCall, call_id: str, traits: Traits) -> Dict:
     arguments = parse_arguments(call.arguments)
-    if isinstance(arguments, str) and traits.object_arguments:
+    if traits.text_arguments:
+        arguments = call.arguments if call.arguments.strip() else "{}"
+    elif isinstance(arguments, str) and traits.object_arguments:
         arguments = {RAW_ARGUMENTS: arguments}
-    return {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": arguments}}
+    return {"type": "function", "id": call_id, "function": {"name": call.name, "arguments": arguments}}
 
 
 def _function(tool: Tool) -> Dict:

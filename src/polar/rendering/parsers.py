@@ -15,14 +15,24 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from polar.contract.chat import Delta, Message, ReasoningDelta, TextDelta, ToolCall, ToolCallDelta
-from polar.rendering.messages import join_text, parse_arguments
+from polar.rendering.messages import RAW_ARGUMENTS, join_text, parse_arguments
 
 NewId = Callable[[], str]
 
-THINK, END_THINK = "<think>", "</think>"
+
+class Tags(NamedTuple):
+    """What stands before and after a model's thinking."""
+
+    open: str
+    close: str
+
+
+THINK = Tags("<think>", "</think>")
+THINKING = (THINK, Tags("[THINK]", "[/THINK]"), Tags("<|channel>thought\n", "<channel|>"))
+"""The tags of the families: most of them, Mistral, Gemma 4."""
 
 
 class Parser(Protocol):
@@ -50,15 +60,16 @@ class PlainParser:
 
 
 class ThinkingParser:
-    """``<think>`` reasoning ``</think>``, then what ``inner`` reads.
+    """Reasoning between ``tags``, then what ``inner`` reads.
 
-    Thinking begins at ``<think>`` as the first word of the reply, or is already open (``opened``) because the
+    Thinking begins at the opening tag as the first word of the reply, or is already open (``opened``) because the
     prompt ended with it. Line ends just inside the tags and after the closing one belong to the markup. What
     is never closed is all thinking.
     """
 
-    def __init__(self, inner: Parser, *, opened: bool) -> None:
+    def __init__(self, inner: Parser, tags: Tags, *, opened: bool) -> None:
         self._inner = inner
+        self._open, self._close = tags
         self._state = "thought" if opened else "start"
         self._said = False  # some thought was given out
         self._buffer = ""
@@ -93,19 +104,19 @@ class ThinkingParser:
     def _begin(self) -> bool:
         """Whether it is known if the reply begins with a thought."""
         word = self._buffer.lstrip()
-        if word.startswith(THINK):
-            self._state, self._buffer = "thought", word[len(THINK) :]
-        elif not THINK.startswith(word):
+        if word.startswith(self._open):
+            self._state, self._buffer = "thought", word[len(self._open) :]
+        elif not self._open.startswith(word):
             self._state = "inner"
         return self._state != "start"
 
     def _think(self) -> list[Delta]:
-        end = self._buffer.find(END_THINK)
+        end = self._buffer.find(self._close)
         if end >= 0:
-            thought, self._buffer = self._buffer[:end].rstrip("\n"), self._buffer[end + len(END_THINK) :]
+            thought, self._buffer = self._buffer[:end].rstrip("\n"), self._buffer[end + len(self._close) :]
             self._state = "gap"
             return self._thought(thought)
-        safe = len(self._buffer[: len(self._buffer) - held(self._buffer, END_THINK)].rstrip("\n"))
+        safe = len(self._buffer[: len(self._buffer) - held(self._buffer, self._close)].rstrip("\n"))
         thought, self._buffer = self._buffer[:safe], self._buffer[safe:]
         return self._thought(thought)
 
@@ -131,9 +142,9 @@ def random_id() -> str:
     return "call_" + secrets.token_hex(12)
 
 
-def call_deltas(index: int, name: str, arguments: str, new_id: NewId) -> list[Delta]:
+def call_deltas(index: int, name: str, arguments: str, call_id: str) -> list[Delta]:
     """A whole call: its beginning, then its arguments."""
-    begin = ToolCallDelta(index=index, id=new_id(), name=name)
+    begin = ToolCallDelta(index=index, id=call_id, name=name)
     return [begin, ToolCallDelta(index=index, arguments=arguments)] if arguments else [begin]
 
 
@@ -163,14 +174,22 @@ def fold(deltas: Iterable[Delta]) -> Message:
     )
 
 
-def same_reply(one: Message, other: Message) -> bool:
+def same_reply(one: Message, other: Message, *, rendered: bool = False) -> bool:
     """Whether two assistant messages say the same: text and thinking up to whitespace around them, calls in
     order with equal names and arguments that are equal as JSON (or as text, where they are none). Ids don't
-    count."""
+    count.
+
+    ``rendered``: ``one`` is what a template made of ``other``. Arguments that are no JSON object then equal the
+    wrapping in which the template got them (``RAW_ARGUMENTS``), and the JSON string that it wrote them as.
+    """
     if _words(one) != _words(other) or len(one.tool_calls) != len(other.tool_calls):
         return False
     pairs = zip(one.tool_calls, other.tool_calls, strict=True)
-    return all(a.name == b.name and _same_arguments(a.arguments, b.arguments) for a, b in pairs)
+    return all(
+        a.name == b.name
+        and (_same_arguments(a.arguments, b.arguments) or (rendered and _wraps(a.arguments, b.arguments)))
+        for a, b in pairs
+    )
 
 
 def _words(message: Message) -> tuple[str, str]:
@@ -183,6 +202,17 @@ def _same_arguments(one: str, other: str) -> bool:
     a, b = parse_arguments(one), parse_arguments(other)
     # As text: == alone would take 1 for true.
     return isinstance(a, dict) and isinstance(b, dict) and _canonical(a) == _canonical(b)
+
+
+def _wraps(one: str, other: str) -> bool:
+    """Whether ``one`` is how a template wrote the arguments ``other``, which are no object."""
+    if isinstance(parse_arguments(other), dict):
+        return False
+    try:
+        value = json.loads(one)
+    except (ValueError, RecursionError):
+        return False
+    return other in (value, value.get(RAW_ARGUMENTS) if isinstance(value, dict) else None)
 
 
 def _canonical(value: object) -> str:

@@ -21,8 +21,8 @@ def load_renderer(
         prefer: ``template`` renders by the folder's chat template; ``renderers``, or ``renderers:FAMILY``, by the
             ``renderers`` package; ``auto`` by the template, and by the package where the template is missing or
             fails, or writes tool calls in a way that only the package can read.
-        parser: how tool calls are read (``hermes``, ``llama3_json``, ``qwen_xml``, ``plain``) instead of what
-            the template shows.
+        parser: how tool calls are read (a name of ``detect.CALL_PARSERS``, or ``plain``) instead of what the
+            template shows.
         chat_template: Jinja text to use instead of the folder's.
 
     Raises:

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from polar.contract.chat import Tool
-from polar.rendering.blocks import OPEN, Block, BlockParser
+from polar.rendering.blocks import OPEN, Block, BlockParser, Call
 from polar.rendering.parsers import NewId
+from polar.rendering.values import Values
 
 _FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>\s*")
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
 _END_VALUE, _END = "</parameter>", "</function>"
 _BEGINNING = "<function="
-_PYTHON = {"True": True, "False": False, "None": None}
 
 
 class QwenXmlParser(BlockParser):
@@ -29,7 +29,7 @@ class QwenXmlParser(BlockParser):
 
     def __init__(self, new_id: NewId, tools: Sequence[Tool]) -> None:
         super().__init__(new_id)
-        self._schemas = {tool.name: (tool.parameters or {}).get("properties") or {} for tool in tools}
+        self._values = Values(tools)
 
     def is_text(self, text: str, start: int) -> bool:
         """A call begins with its function."""
@@ -44,14 +44,16 @@ class QwenXmlParser(BlockParser):
         """The function's name and its parameters as JSON."""
         start = _FUNCTION.match(body)
         if start is None:
-            return Block(len(body), None)
+            return Block(len(body))
         name, place = start.group(1).strip(), start.end()
         arguments: dict[str, Any] = {}
         whole = True
         while parameter := _PARAMETER.match(body, place):
             key = parameter.group(1).strip()
+            if key in arguments:
+                break
             end, place, whole = _value_end(body, parameter.end())
-            arguments[key] = self._value(name, key, _stripped(body[parameter.end() : end]))
+            arguments[key] = self._values.typed(name, key, _stripped(body[parameter.end() : end]))
         rest = body[place:]
         ended = rest.startswith(_END)
         rest = rest.removeprefix(_END)
@@ -59,22 +61,9 @@ class QwenXmlParser(BlockParser):
         if ended and rest.lstrip().startswith(OPEN):
             length, rest = body.index(OPEN, place), ""
         if rest.strip() or not name or not (ended or closed or arguments):
-            return Block(len(body), None)
+            return Block(len(body))
         raw = json.dumps(arguments, ensure_ascii=False)
-        return Block(length, (name, raw if ended or (closed and whole) else raw[:-1]))
-
-    def _value(self, name: str, key: str, text: str) -> Any:
-        schema = self._schemas.get(name, {}).get(key)
-        kind = schema.get("type", "string") if isinstance(schema, dict) else "string"
-        if kind == "string" or (isinstance(kind, list) and "string" in kind):
-            return text
-        word = text.strip()
-        if word in _PYTHON:
-            return _PYTHON[word]
-        try:
-            return json.loads(word)
-        except (ValueError, RecursionError):
-            return text
+        return Block(length, (Call(name, raw if ended or (closed and whole) else raw[:-1]),))
 
 
 def _value_end(body: str, start: int) -> tuple[int, int, bool]:

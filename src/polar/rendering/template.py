@@ -110,6 +110,16 @@ class ChatTemplate:
             raise RenderError(f"the chat template failed: {type(error).__name__}: {error}") from error
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, but for two methods of lists: some templates (Kimi K2) keep a queue of ids. The lists that they
+    get from here are copies."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may use ``obj.attr``."""
+        queue = isinstance(obj, list) and attr in ("append", "pop")
+        return queue or super().is_safe_attribute(obj, attr, value)
+
+
 def special_variables(config: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens of a tokenizer_config.json that templates may name."""
     found = {name: token_string(config.get(name)) for name in _SPECIAL_VARIABLES}
@@ -129,7 +139,7 @@ def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson

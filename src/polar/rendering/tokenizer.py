@@ -108,6 +108,11 @@ class Tokenizer:
             ids.extend(self.raw.encode(piece, add_special_tokens=False).ids)
         return ids
 
+    def encode_as_sent(self, text: str, *, special: bool) -> list[int]:
+        """Ids of text in which control tokens are meant as such and no marks are; ``special``: with those that the
+        tokenizer itself adds."""
+        return self.raw.encode(_SURROGATES.sub(_REPLACEMENT, text), add_special_tokens=special).ids
+
     def encode_array(self, text: str) -> Ids:
         """``encode`` as an int32 array."""
         return np.asarray(self.encode(text), dtype=np.int32)

@@ -18,13 +18,15 @@ from polar.contract.chat import FinishReason
 from tests.support.oracle import logprobs
 from tests.support.script import Conversation, Script, Step
 
+Route = Literal["chat", "generate", "completions", "direct"]
+
 
 @dataclass(slots=True)
 class Generation:
     """One generation, as the engine knows it. ``sampled_ids`` are those it got to before it ended."""
 
     number: int
-    route: Literal["chat", "generate", "direct"]
+    route: Route
     request_id: str
     context_ids: list[int]
     sampled_ids: list[int]
@@ -44,7 +46,7 @@ class Log:
         self._path = path
         self._changed = asyncio.Condition()
 
-    def begin(self, route: Literal["chat", "generate", "direct"], request_id: str, context: list[int]) -> Generation:
+    def begin(self, route: Route, request_id: str, context: list[int]) -> Generation:
         generation = Generation(len(self.generations), route, request_id, context, [], [], [])
         self.generations.append(generation)
         return generation

@@ -20,21 +20,40 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.support.model import Generation, Plan, ScriptedModel
+from tests.support import oracle
+from tests.support.hermes import HermesReader, whole_message
+from tests.support.model import Generation, Log, Plan, Route, ScriptedModel
 from tests.support.script import Script, Step, load_script
-from tests.support.shapes import ChatShapes, GenerateShapes, Shapes
+from tests.support.shapes import ChatShapes, CompletionsShapes, GenerateShapes, Shapes
+
+_ROUTES: dict[str, Route] = {
+    "/v1/chat/completions": "chat",
+    "/inference/v1/generate": "generate",
+    "/v1/completions": "completions",
+}
 
 
 class Cut(Exception):
     """The step wants the connection to break here."""
 
 
-class ScriptedServer:
-    """vLLM's routes over a ``ScriptedModel``."""
+PROBE = Step(text="ok")
 
-    def __init__(self, model: ScriptedModel, *, name: str = "scripted") -> None:
+
+class ScriptedServer:
+    """vLLM's routes over a ``ScriptedModel``. Calls that only ask what it can do (their request id is
+    ``polar-probe``) are answered by ``probe`` and stand in no log. Paths in ``off`` are refused, as vLLM refuses
+    generate where it was not asked for."""
+
+    def __init__(
+        self, model: ScriptedModel, *, name: str = "scripted", off: tuple[str, ...] = (), probe: Step = PROBE
+    ) -> None:
         self.model = model
         self.name = name
+        self.off = off
+        self.probe = probe
+        self.refuse: str | None = None
+        """What its template says to every conversation that is to be counted."""
         self.app = web.Application(client_max_size=1 << 28)
         self.app.add_routes(
             [
@@ -43,6 +62,10 @@ class ScriptedServer:
                 web.get("/health", self._health),
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/inference/v1/generate", self._generate),
+                web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions/render", self._render),
+                web.post("/v1/chat/completions/derender", self._derender),
+                web.post("/tokenize", self._tokenize),
                 web.post("/scripted/release", self._release),
                 web.get("/scripted/log", self._log),
             ]
@@ -80,11 +103,44 @@ class ScriptedServer:
         shapes = ChatShapes(self.name, body, prompt, tools=bool(tools))
         return await self._serve(request, body, prompt, body["messages"], limit, shapes)
 
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if request.path in self.off:
+            return _error(404, "Not Found", "NotFoundError")
+        if self.refuse is not None:
+            return _error(400, self.refuse, "BadRequestError")
+        ids = self.model.render(body["messages"], body.get("tools"), body.get("chat_template_kwargs") or {})
+        return web.json_response({"count": len(ids), "max_model_len": self.model.max_model_len, "tokens": ids})
+
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         prompt = body["token_ids"]
         shapes = GenerateShapes(self.name, body, prompt)
         return await self._serve(request, body, prompt, None, body["sampling_params"].get("max_tokens"), shapes)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if "prompt_logprobs" in body:
+            return web.json_response({"choices": [{"index": 0, "prompt_logprobs": _scores(body["prompt"])}]})
+        shapes = CompletionsShapes(self.name, body, body["prompt"])
+        return await self._serve(request, body, body["prompt"], None, body.get("max_tokens"), shapes)
+
+    async def _render(self, request: web.Request) -> web.StreamResponse:
+        if request.path in self.off:
+            return _error(403, "Scale-out endpoints are disabled.", "PermissionDeniedError")
+        body = await request.json()
+        try:
+            found = self.model.render(body["messages"], body.get("tools"), body.get("chat_template_kwargs") or {})
+        except Exception as error:  # a template's own words, whatever they are
+            return _error(400, str(error), "BadRequestError")
+        return web.json_response({"request_id": "render", "token_ids": found})
+
+    async def _derender(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        (choice,) = body["generate_response"]["choices"]
+        reader = HermesReader(tools=bool(body["chat_request"].get("tools")))
+        deltas = reader.feed(str(self.model.tokenizer.decode(choice["token_ids"]))) + reader.finish()
+        return web.json_response({"choices": [{"index": 0, "message": whole_message(deltas)}]})
 
     async def _serve(
         self,
@@ -95,11 +151,14 @@ class ScriptedServer:
         limit: int | None,
         shapes: Shapes,
     ) -> web.StreamResponse:
+        if request.path in self.off:
+            return _error(403, "Scale-out endpoints are disabled.", "PermissionDeniedError")
         too_long = _too_long(len(prompt), limit, self.model.max_model_len)
         if too_long:
             return _error(400, too_long, "BadRequestError")
+        is_probe = request.headers.get("X-Request-Id") == "polar-probe"
         try:
-            step = self.model.script.step(self.model.conversation(prompt, messages))
+            step = self.probe if is_probe else self.model.script.step(self.model.conversation(prompt, messages))
         except LookupError as error:
             return _error(500, str(error), "InternalServerError")
         await asyncio.sleep(step.delay)
@@ -108,14 +167,21 @@ class ScriptedServer:
         stop = body.get("stop") or body.get("sampling_params", {}).get("stop") or ()
         plan = self.model.plan(step, prompt, max_tokens=limit, stop=[stop] if isinstance(stop, str) else stop)
         request_id = request.headers.get("X-Request-Id") or body.get("request_id") or uuid.uuid4().hex
-        generation = self.model.log.begin("chat" if messages is not None else "generate", request_id, prompt)
+        route = _ROUTES[request.path]
+        log = Log() if is_probe else self.model.log
+        generation = log.begin(route, request_id, prompt)
         generation.request = body
-        return await self._answer(request, body, plan, generation, shapes)
+        return await self._answer(request, body, plan, generation, shapes, log)
 
     async def _answer(
-        self, request: web.Request, body: dict[str, Any], plan: Plan, generation: Generation, shapes: Shapes
+        self,
+        request: web.Request,
+        body: dict[str, Any],
+        plan: Plan,
+        generation: Generation,
+        shapes: Shapes,
+        log: Log,
     ) -> web.StreamResponse:
-        log = self.model.log
         try:
             if body.get("stream"):
                 response = await self._stream(request, plan, generation, shapes)
@@ -188,6 +254,13 @@ def _too_long(prompt: int, limit: int | None, context: int) -> str | None:
     return None
 
 
+def _scores(prompt: list[int]) -> list[dict[str, Any] | None]:
+    """What scoring a prompt gives: the model's own logprob of each token but the first."""
+    known = oracle.logprobs([], prompt)
+    pairs = zip(prompt[1:], known[1:], strict=True)
+    return [None, *({str(token): {"logprob": value, "rank": 1}} for token, value in pairs)]
+
+
 def _error(status: int, message: str, kind: str) -> web.Response:
     error = {"message": message, "type": kind, "param": None, "code": status}
     return web.json_response({"error": error}, status=status)
@@ -214,26 +287,30 @@ async def scripted_engine(
     port: int = 0,
     log_path: Path | None = None,
     max_model_len: int = 32768,
+    off: tuple[str, ...] = (),
+    probe: Step = PROBE,
 ) -> AsyncIterator[RunningEngine]:
     """A scripted engine on loopback, in this process, until the block ends."""
     script = script if isinstance(script, Script) else Script(script)
     model = ScriptedModel(model_dir, script, log_path=log_path, max_model_len=max_model_len)
-    runner = web.AppRunner(ScriptedServer(model).app, handler_cancellation=True, shutdown_timeout=0.1)
+    server = ScriptedServer(model, off=off, probe=probe)
+    runner = web.AppRunner(server.app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
     try:
-        yield RunningEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", model)
+        yield RunningEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", model, server)
     finally:
         await runner.cleanup()
 
 
 @dataclass(frozen=True, slots=True)
 class RunningEngine:
-    """Where it listens, and the model behind it: its script, its log, ``release``."""
+    """Where it listens, the model behind it (its script, its log, ``release``), and what answers for it."""
 
     url: str
     model: ScriptedModel
+    server: ScriptedServer
 
 
 async def _main(args: argparse.Namespace) -> None:

@@ -111,7 +111,7 @@ class ChatShapes:
         text = f"token_id:{plan.ids[place]}" if plan.step.ids_in_logprobs else plan.pieces[place]
         entry = {
             "token": text,
-            "logprob": _logprob(plan, place),
+            "logprob": logprob_of(plan, place),
             "bytes": list(text.encode()),
             "top_logprobs": [],
         }
@@ -156,8 +156,8 @@ class GenerateShapes:
         return {"prompt_token_ids": self._prompt if wanted else None}
 
     def _choice(self, plan: Plan, start: int, end: int) -> dict[str, Any]:
-        entries = [self._entry(plan, place) for place in range(start, end)]
         wanted = self._body["sampling_params"].get("logprobs") is not None and plan.step.logprobs != "omit"
+        entries = [self._entry(plan, place) for place in range(start, end)] if wanted else []
         return {
             "index": 0,
             "finish_reason": None,
@@ -172,7 +172,7 @@ class GenerateShapes:
     def _entry(self, plan: Plan, place: int) -> dict[str, Any]:
         token = plan.ids[place]
         named = {"token": f"token_id:{token}"} if plan.step.ids_in_logprobs else {"token_id": token}
-        return {**named, "logprob": _logprob(plan, place), "rank": 1, "top_logprobs": []}
+        return {**named, "logprob": logprob_of(plan, place), "rank": 1, "top_logprobs": []}
 
     def _finish(self, plan: Plan, generation: Generation) -> dict[str, Any]:
         spans, start = [], 0
@@ -183,7 +183,48 @@ class GenerateShapes:
         return {"finish_reason": plan.finish_reason, "stop_reason": plan.stop_string, "weight_versions": spans}
 
 
-def _logprob(plan: Plan, place: int) -> Any:
+class CompletionsShapes:
+    """``/v1/completions`` with ids as its prompt."""
+
+    def __init__(self, model: str, body: dict[str, Any], prompt: list[int]) -> None:
+        self._body = body
+        self._prompt = prompt
+        self._object = {"id": f"cmpl-{uuid.uuid4().hex[:16]}", "object": "text_completion", "model": model}
+        self._first = True
+
+    def first(self, plan: Plan) -> list[dict[str, Any]]:
+        return []
+
+    def chunk(self, plan: Plan, start: int, end: int, generation: Generation) -> list[dict[str, Any]]:
+        choice = self._choice(plan, start, end)
+        choice["prompt_token_ids"] = self._prompt if self._first and self._body.get("return_token_ids") else None
+        self._first = False
+        if end == len(plan.ids):
+            choice |= {"finish_reason": plan.finish_reason, "stop_reason": plan.stop_string}
+        return [{**self._object, "choices": [choice]}]
+
+    def last(self, plan: Plan, generation: Generation) -> list[dict[str, Any]]:
+        return [{**self._object, "choices": [], "usage": _usage(plan, self._prompt)}]
+
+    def whole(self, plan: Plan, generation: Generation) -> dict[str, Any]:
+        choice = self._choice(plan, 0, len(plan.ids))
+        choice |= {"finish_reason": plan.finish_reason, "stop_reason": plan.stop_string}
+        return {**self._object, "choices": [choice], "usage": _usage(plan, self._prompt)}
+
+    def _choice(self, plan: Plan, start: int, end: int) -> dict[str, Any]:
+        out: dict[str, Any] = {"index": 0, "text": "".join(plan.pieces[start:end]), "logprobs": None}
+        out |= {"finish_reason": None, "stop_reason": None, "token_ids": None}
+        if self._body.get("return_token_ids") and not plan.step.omit_token_ids:
+            out["token_ids"] = plan.ids[start:end]
+        if self._body.get("logprobs") is not None and plan.step.logprobs != "omit":
+            named = self._body.get("return_tokens_as_token_ids") and plan.step.ids_in_logprobs
+            tokens = [f"token_id:{plan.ids[place]}" if named else plan.pieces[place] for place in range(start, end)]
+            values = [logprob_of(plan, place) for place in range(start, end)]
+            out["logprobs"] = {"text_offset": [0], "token_logprobs": values, "tokens": tokens, "top_logprobs": []}
+        return out
+
+
+def logprob_of(plan: Plan, place: int) -> Any:
     if plan.step.logprobs is not None and place == len(plan.ids) - 1:
         return _WRONG[plan.step.logprobs]
     return plan.logprobs[place]

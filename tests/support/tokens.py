@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from polar.contract.arrays import Ids
 from polar.contract.chat import FinishReason, Sampling
@@ -15,6 +16,9 @@ from tests.support.model import ScriptedModel
 
 class ScriptedTokenEngine:
     """A token engine over a ``ScriptedModel``. A step's ``status`` becomes an ``EngineError`` of its kind."""
+
+    structured = False
+    """Whether it says that it can hold a reply to a schema. What it is asked stands in the log."""
 
     def __init__(self, model: ScriptedModel) -> None:
         self.model = model
@@ -26,6 +30,7 @@ class ScriptedTokenEngine:
             model="scripted",
             context_length=self.model.max_model_len,
             model_path=str(self.model.model_dir),
+            structured=self.structured,
         )
 
     async def start(self) -> None:
@@ -35,7 +40,14 @@ class ScriptedTokenEngine:
         """Nothing to close."""
 
     async def generate(
-        self, prompt_ids: Ids, sampling: Sampling, *, stop_ids: frozenset[int], request_id: str, affinity: str
+        self,
+        prompt_ids: Ids,
+        sampling: Sampling,
+        *,
+        stop_ids: frozenset[int],
+        request_id: str,
+        affinity: str,
+        response_format: dict[str, Any] | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
         """See ``TokenEngine``. The reply ends at the first of ``stop_ids``, which it includes."""
         context = [int(token) for token in prompt_ids]
@@ -49,6 +61,7 @@ class ScriptedTokenEngine:
         stops = [place for place, token in enumerate(plan.ids) if token in stop_ids]
         length = stops[0] + 1 if stops else len(plan.ids)
         generation = self.model.log.begin("direct", request_id, context)
+        generation.request = {"response_format": response_format}
         try:
             for start in range(0, length, step.chunk_tokens):
                 end = min(start + step.chunk_tokens, length)

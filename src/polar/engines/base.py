@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from polar.contract.arrays import NO_IDS, Ids
 from polar.contract.chat import Chat, Delta, FinishReason, Message, Sampling, Usage
-from polar.contract.completion import WeightSpan
+from polar.contract.completion import LogprobKind, Mode, WeightSpan
 
 ErrorKind = Literal["bad_request", "context_length", "overloaded", "unavailable", "no_token_ids", "internal"]
 
@@ -45,7 +45,13 @@ class EngineError(Exception):
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What an engine serves. ``model_path`` is a folder with tokenizer and template, where it has one;
-    ``context_length`` is 0 where the engine does not say."""
+    ``context_length`` is 0 where the engine does not say. ``logprobs``: what its logprobs are of.
+
+    ``mode`` is how the user wants it used (``None``: the best there is). An engine may have the methods of several
+    protocols and yet not be able to serve them all, by its version or how it was started: ``chat_only`` says why
+    it can't take token ids; ``renders`` that it is a ``RenderingEngine``; ``structured`` that ``generate`` can hold
+    a reply to a ``response_format``.
+    """
 
     kind: str
     model: str
@@ -53,18 +59,31 @@ class EngineInfo:
     model_path: str | None = None
     version: str | None = None
     url: str | None = None
+    logprobs: LogprobKind = "unknown"
+    mode: Mode | None = None
+    chat_only: str | None = None
+    renders: bool = False
+    structured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
     """Newly sampled ids with their logprobs (natural log, as many) and the weight version they were sampled
-    under. The last chunk of a generation has ``finish_reason``; it may carry ids too."""
+    under. The last chunk of a generation has ``finish_reason``; it may carry ids too.
+
+    An engine that names its weight versions only at the end does so in ``weight_spans`` of the last chunk: spans
+    of all that this generation sampled, from its first token on. ``usage`` is the engine's own count, there as well,
+    and ``stop_sequence`` the stop string that it ended at, where it looks for them.
+    """
 
     ids: Sequence[int]
     logprobs: Sequence[float]
     weight_version: str | None = None
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    weight_spans: Sequence[WeightSpan] = field(default=())
+    usage: Usage | None = None
+    stop_sequence: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +128,39 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class Checkable(Protocol):
+    """An engine that can be asked cheaply whether it is there."""
+
+    async def check(self) -> None:
+        """Ask.
+
+        Raises:
+            EngineError: ``unavailable``: nothing answers, or it says that it is not well.
+        """
+        ...
+
+
+@runtime_checkable
 class TokenEngine(Engine, Protocol):
     """Ids in, ids out."""
 
     def generate(
-        self, prompt_ids: Ids, sampling: Sampling, *, stop_ids: frozenset[int], request_id: str, affinity: str
+        self,
+        prompt_ids: Ids,
+        sampling: Sampling,
+        *,
+        stop_ids: frozenset[int],
+        request_id: str,
+        affinity: str,
+        response_format: dict[str, Any] | None = None,
     ) -> AsyncIterator[TokenChunk]:
         """Sample a reply. ``affinity`` names the session, for engines that keep its prefix warm.
 
-        Stop strings are the caller's business: it closes the iterator.
+        ``response_format`` (``{"type": "json_object"}``, or ``json_schema`` with a schema, in OpenAI's shape) binds
+        the reply; it is given only to an engine whose ``info.structured`` says that it can.
+
+        Stop strings are the caller's business: it closes the iterator. An engine that looks for ``sampling.stop``
+        itself may end there.
 
         Raises:
             EngineError: at the first step or in the middle.
@@ -139,5 +182,40 @@ class ChatEngine(Engine, Protocol):
 
         Raises:
             EngineError: at the first step or in the middle; ``no_token_ids`` names the missing field and URL.
+        """
+        ...
+
+
+@runtime_checkable
+class CountingEngine(Protocol):
+    """A chat engine that can say how long a prompt is."""
+
+    async def count(self, chat: Chat) -> int:
+        """Tokens of the prompt of a conversation, without generating.
+
+        Raises:
+            EngineError: it can't tell; ``bad_request`` where its template refuses the conversation.
+        """
+        ...
+
+
+@runtime_checkable
+class RenderingEngine(TokenEngine, Protocol):
+    """A token engine that also renders and parses, apart from sampling: where there is no tokenizer on our side."""
+
+    async def render(self, chat: Chat) -> Ids:
+        """The prompt of a conversation by the engine's own template, with the generation prompt.
+
+        Raises:
+            EngineError: it can't; ``bad_request`` where its template refuses the conversation.
+        """
+        ...
+
+    async def read(self, chat: Chat, prompt_ids: Ids, ids: Sequence[int], finish_reason: FinishReason) -> Message:
+        """A sampled reply, parsed. ``ids`` are those of its text, without an id that ended it; a stop string that
+        ended it is text.
+
+        Raises:
+            EngineError: it can't.
         """
         ...

@@ -7,7 +7,8 @@ from __future__ import annotations
 import msgspec
 
 from polar.contract.errors import UsageError
-from polar.engines.base import EngineInfo
+from polar.engines.base import EngineError, EngineInfo
+from polar.engines.http import Upstream
 
 _KINDS = ("vllm", "sglang")
 
@@ -30,12 +31,23 @@ class WireVersion(msgspec.Struct):
     version: str | None = None
 
 
-def describe(url: str, model: str | None, *, models: tuple[int, bytes], version: tuple[int, bytes]) -> EngineInfo:
-    """What the server said of itself: status and body of GET /v1/models, and of GET /version (vLLM has it).
+async def ask_models(upstream: Upstream, model: str | None) -> EngineInfo:
+    """What the server says of itself: GET /v1/models, and GET /version (vLLM has it). ``model`` is the served
+    name; the first that is listed, if ``None``.
 
     Raises:
-        UsageError: it is no OpenAI-compatible server, refuses the key, or does not serve ``model``.
+        UsageError: nothing answers, it is no OpenAI-compatible server, refuses the key, or does not serve ``model``.
     """
+    try:
+        models, version = await upstream.ask("/v1/models"), await upstream.ask("/version")
+    except EngineError as error:
+        raise UsageError(
+            f"no engine answers at {upstream.url}: start it, or give its address with --engine-url ({error})"
+        ) from None
+    return _describe(upstream.url, model, models, version)
+
+
+def _describe(url: str, model: str | None, models: tuple[int, bytes], version: tuple[int, bytes]) -> EngineInfo:
     served = _served(url, *models)
     card = served[0] if model is None else next((m for m in served if m.id == model), None)
     if card is None:
@@ -50,12 +62,6 @@ def describe(url: str, model: str | None, *, models: tuple[int, bytes], version:
         version=_version(*version),
         url=url,
     )
-
-
-def error_of_start(url: str, error: BaseException) -> UsageError:
-    """Nothing answers at ``url``."""
-    what = " ".join(str(error).split()) or type(error).__name__
-    return UsageError(f"no engine answers at {url} ({what}): start it, or give its address with --engine-url")
 
 
 def _served(url: str, status: int, body: bytes) -> list[WireModel]:

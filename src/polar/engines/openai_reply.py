@@ -9,8 +9,6 @@ carry ids, and a chunk may carry none or several.
 
 from __future__ import annotations
 
-import json
-import math
 import secrets
 from typing import Any
 
@@ -24,38 +22,26 @@ from polar.contract.completion import WeightSpan
 from polar.engines.base import ChatChunk, EngineError
 from polar.engines.openai_deltas import DeltaReader, WireDelta
 from polar.engines.openai_errors import error_of_event
+from polar.engines.sampled import (
+    WireLogprob,
+    WireSpan,
+    WireUsage,
+    decode,
+    finish_reason,
+    ids_of,
+    logprobs_of,
+    spans_of,
+)
 
 _NOTHING = msgspec.Raw(b"null")
 _PROMPT_KEY = b'"prompt_token_ids":['
 """Unescaped quotes: this is a key wherever it stands, never a piece of text."""
 _CUT = msgspec.Raw(b'"%s"' % secrets.token_hex(16).encode())
 """Stands for prompt ids that were read already."""
-_FINISH_REASONS: dict[str, FinishReason] = {
-    "stop": "stop",
-    "content_filter": "stop",
-    "length": "length",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
-}
-"""Any other word (``abort``, ``error``, ...) says that the engine stopped before the model did."""
-
-
-class WireLogprob(msgspec.Struct):
-    """One entry of ``logprobs.content``. The logprob is ``Any``: null or a boolean must not end the call."""
-
-    token: str | None = None
-    logprob: Any = None
-    token_id: int | None = None
 
 
 class WireLogprobs(msgspec.Struct):
     content: list[WireLogprob] | None = None
-
-
-class WireSpan(msgspec.Struct):
-    version: Any
-    start: int
-    end: int
 
 
 class WireWeights(msgspec.Struct):
@@ -78,16 +64,6 @@ class WireChoice(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = _NOTHING
     weight_versions: list[WireSpan] | None = None
     meta_info: WireWeights | None = None
-
-
-class WirePromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class WireUsage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: WirePromptDetails | None = None
 
 
 class WireExtension(msgspec.Struct):
@@ -177,7 +153,7 @@ class ReplyReader:
         if self._finish is None:
             raise EngineError("unavailable", f"{self._url}: the reply ended without a finish reason")
         message = self._deltas.message()
-        finish = _FINISH_REASONS.get(self._finish, "abort")
+        finish = finish_reason(self._finish)
         if finish == "stop" and message.tool_calls:
             finish = "tool_calls"
         self._check_ids(message, finish)
@@ -215,31 +191,19 @@ class ReplyReader:
         return reply
 
     def _decode(self, payload: bytes) -> WireReply:
-        try:
-            return _decoder.decode(payload)
-        except msgspec.ValidationError as error:
-            raise EngineError("unavailable", f"{self._url} sent no chat completion: {error}") from None
-        except msgspec.DecodeError:
-            return self._decode_loose(payload)
-
-    def _decode_loose(self, payload: bytes) -> WireReply:
-        """Python servers write NaN and Infinity, which are no JSON: read as null, so the turn is served."""
-        try:
-            return _decoder.decode(orjson.dumps(json.loads(payload, parse_constant=lambda _: None)))
-        except (ValueError, TypeError, msgspec.DecodeError) as error:
-            raise EngineError("unavailable", f"{self._url} sent what is no JSON: {error}") from None
+        return decode(payload, _decoder, self._url, "chat completion")
 
     def _read_choice(self, choice: WireChoice) -> None:
         delta = choice.delta or choice.message
         if delta is not None:
             self._deltas.feed(delta)
         entries = (choice.logprobs and choice.logprobs.content) or ()
-        logprobs = [value if type(value := entry.logprob) is float else _logprob(value) for entry in entries]
+        logprobs = logprobs_of(entries)
         ids = choice.token_ids
         if ids is None:
             ids = choice.response_token_ids
         if ids is None:
-            ids = [found for entry in entries if (found := _id_of(entry)) is not None]
+            ids = ids_of(entries)
         self._ids += ids
         self._ids_seen += len(ids)
         self._logprobs += logprobs
@@ -267,7 +231,7 @@ class ReplyReader:
 
     def _read_spans(self, spans: list[WireSpan] | None) -> None:
         if spans:
-            self._spans = [WeightSpan(str(span.version), span.start, span.end) for span in spans]
+            self._spans = spans_of(spans)
 
     def _weight_spans(self) -> list[WeightSpan]:
         if not self._spans and self._version is not None:
@@ -278,9 +242,7 @@ class ReplyReader:
         """The engine's own counts; where it sends none, those of its ids."""
         if self._usage is None:
             return Usage(len(self._prompt) if self._prompt is not None else 0, self._ids_seen)
-        details = self._usage.prompt_tokens_details
-        cached = (details.cached_tokens or 0) if details is not None else 0
-        return Usage(self._usage.prompt_tokens or 0, self._usage.completion_tokens or 0, cached)
+        return self._usage.counts()
 
     def _check_ids(self, message: Message, finish: FinishReason) -> None:
         if not self._require or finish == "abort":
@@ -297,17 +259,6 @@ class ReplyReader:
             f"{self._url} returned no {field}: start vLLM >= 0.10.2 or an SGLang with `sglext`, point "
             "the engine's URL past a router that strips it",
         )
-
-
-def _logprob(value: Any) -> float:
-    return float(value) if type(value) in (float, int) else math.nan
-
-
-def _id_of(entry: WireLogprob) -> int | None:
-    if entry.token_id is not None:
-        return entry.token_id
-    head, mark, digits = (entry.token or "").partition("token_id:")
-    return int(digits) if mark and not head and digits.isdecimal() else None
 
 
 def _prompt_ids(raw: msgspec.Raw) -> Ids:

@@ -34,7 +34,7 @@ def request_body(chat: Chat, *, kind: str, model: str, context_length: int, stre
         body["response_format"] = chat.response_format
     if chat.template_args:
         body["chat_template_kwargs"] = chat.template_args
-    body.update(_sampling(chat.sampling))
+    body.update(sampling_fields(chat.sampling))
     if context_length and body.get("max_tokens", 0) >= context_length:
         del body["max_tokens"]
     body.update(_OURS)
@@ -91,7 +91,14 @@ def _tool_choice(choice: str) -> str | dict[str, Any]:
     return {"type": "function", "function": {"name": choice}}
 
 
-def _sampling(sampling: Sampling) -> dict[str, Any]:
+def schema_of(response_format: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema that a reply must follow: any object, where none is given."""
+    schema: dict[str, Any] = (response_format.get("json_schema") or {}).get("schema") or {"type": "object"}
+    return schema
+
+
+def sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    """Sampling under the names that OpenAI, vLLM and SGLang's chat use. What is ``None`` is left to the engine."""
     out: dict[str, Any] = {
         field: value
         for field in (

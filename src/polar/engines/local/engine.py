@@ -114,7 +114,9 @@ class LocalEngine:
             model, self._version, max_running=self._max_running, kv_tokens=kv_tokens, threads=self._threads
         )
         name = self._name if isinstance(self._name, str) and not Path(self._name).is_dir() else folder.name
-        self._info = EngineInfo("local", name, context, str(folder), f"torch {torch.__version__}")
+        self._info = EngineInfo(
+            "local", name, context, str(folder), f"torch {torch.__version__}", logprobs="temperature"
+        )
 
     async def close(self) -> None:
         """End every generation (finish reason "abort") and let go of the weights. Safe to call twice."""
@@ -122,11 +124,19 @@ class LocalEngine:
             await asyncio.to_thread(self._worker.close)
 
     async def generate(
-        self, prompt_ids: Ids, sampling: Sampling, *, stop_ids: frozenset[int], request_id: str, affinity: str
+        self,
+        prompt_ids: Ids,
+        sampling: Sampling,
+        *,
+        stop_ids: frozenset[int],
+        request_id: str,
+        affinity: str,
+        response_format: dict[str, Any] | None = None,
     ) -> AsyncIterator[TokenChunk]:
         """Sample a reply, a chunk a token. A stop id is part of the reply and ends it.
 
-        ``request_id`` and ``affinity`` change nothing here: every call can start from every known prefix.
+        ``request_id`` and ``affinity`` change nothing here: every call can start from every known prefix. There is
+        no grammar here, so ``response_format`` is never given (``info.structured``).
 
         Raises:
             EngineError: ``context_length``: the prompt fills the context; ``bad_request``: an empty prompt, ids

@@ -1,0 +1,170 @@
+"""What is found out at the start: which server, what it can do, and whether it is one or a router before some."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from polar.contract.errors import UsageError
+from polar.engines import make_engine
+from polar.engines.base import ChatEngine, Checkable, EngineError, TokenEngine
+from polar.engines.probing import probe
+from polar.engines.sglang import SGLangEngine
+from polar.engines.sglang_server import workers_behind
+from tests.engines.openai.wire import wire_server
+from tests.engines.sglang.conftest import Start
+from tests.support.script import Step
+from tests.support.scripted_sglang import scripted_sglang
+
+WORKER = {
+    "id": "042b236f",
+    "url": "http://127.0.0.1:1",
+    "model_id": "m",
+    "priority": 50,
+    "worker_type": "regular",
+    "is_healthy": True,
+    "load": 0,
+    "connection_mode": "HTTP",
+    "metadata": {"dp_size": "1"},
+}
+"""As sglang-router 0.3.2 lists it."""
+
+
+@asynccontextmanager
+async def router(*workers: dict[str, Any], old: bool = False, key: str | None = None) -> AsyncIterator[str]:
+    """A server that lists workers as the router does, and knows no more."""
+
+    async def listed(request: web.Request) -> web.Response:
+        if key and request.headers.get("Authorization") != f"Bearer {key}":
+            return web.Response(status=401)
+        if old:
+            return web.json_response({"urls": [worker["url"] for worker in workers]})
+        return web.json_response({"workers": list(workers), "total": len(workers), "stats": {}})
+
+    async def models(_request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "local"}]})
+
+    app = web.Application()
+    app.add_routes([web.get("/list_workers" if old else "/workers", listed), web.get("/v1/models", models)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_it_takes_ids_and_it_chats(start: Start, model_dir: Path) -> None:
+    async with scripted_sglang(model_dir, [], max_model_len=2048) as engine:
+        client = await start(engine.url)
+        assert isinstance(client, TokenEngine)
+        assert isinstance(client, ChatEngine)
+        assert isinstance(client, Checkable)
+        await client.check()
+        info = client.info
+    assert (info.kind, info.version, info.context_length) == ("sglang", "0.5.23", 2048)
+    assert (info.model_path, info.logprobs, info.chat_only) == (str(model_dir), "temperature", None)
+
+
+async def test_what_it_can_do(model_dir: Path) -> None:
+    async with scripted_sglang(model_dir, [], disable_radix_cache=True) as engine:
+        found = await probe(engine.url)
+    assert (found.kind, found.token_route, found.weight_versions) == ("sglang", "/generate", True)
+    assert (found.weight_updates, found.structured_outputs, found.images) == (True, True, False)
+    assert (found.prefix_caching, found.renders, found.chat_ids) == (False, False, False)
+    assert [lack.what for lack in found.missing] == ["token ids of chat completions", "prefix caching"]
+
+
+async def test_tito_that_can_not_be_had_is_refused_at_the_start(start: Start, model_dir: Path) -> None:
+    async with scripted_sglang(model_dir, [], stripped=["meta_info"]) as engine:
+        with pytest.raises(UsageError, match="can't be used with --mode tito: it has no token ids"):
+            await start(engine.url, mode="tito")
+
+
+async def test_a_tokenizer_that_is_not_there_is_refused_at_the_start(start: Start, model_dir: Path) -> None:
+    async with scripted_sglang(model_dir, []) as engine:
+        with pytest.raises(UsageError, match="--tokenizer nowhere"):
+            await start(engine.url, tokenizer="nowhere")
+
+
+async def test_another_server_is_said_to_be_one(start: Start) -> None:
+    async with wire_server() as wire:
+        with pytest.raises(UsageError, match="is no SGLang server") as caught:
+            await start(wire.url)
+        assert wire.url in str(caught.value)
+
+
+async def test_a_server_that_went_away_is_unavailable(start: Start, model_dir: Path) -> None:
+    async with scripted_sglang(model_dir, []) as engine:
+        client = await start(engine.url)
+    with pytest.raises(EngineError) as caught:
+        await client.check()
+    assert caught.value.kind == "unavailable"
+
+
+async def test_a_router_is_no_server_and_says_who_is(start: Start) -> None:
+    async with router(WORKER, WORKER | {"url": "http://127.0.0.1:2"}) as url:
+        with pytest.raises(UsageError, match=r"is a router.*--engine-url http://127.0.0.1:1,http://127.0.0.1:2$"):
+            await start(url)
+
+
+@pytest.mark.parametrize("old", [False, True])
+async def test_the_workers_behind_a_router(old: bool) -> None:
+    async with router(WORKER, WORKER | {"url": "http://127.0.0.1:2/"}, old=old) as url:
+        assert await workers_behind(url + "/v1") == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+
+
+async def test_a_server_with_several_ranks_is_one_worker_and_a_sick_one_is_none() -> None:
+    ranks = [WORKER | {"url": f"http://127.0.0.1:1@{rank}"} for rank in range(2)]
+    async with router(*ranks, WORKER | {"url": "http://127.0.0.1:3", "is_healthy": False}) as url:
+        assert await workers_behind(url) == ["http://127.0.0.1:1"]
+
+
+async def test_a_server_has_no_workers_but_itself(model_dir: Path) -> None:
+    async with scripted_sglang(model_dir, []) as engine:
+        assert await workers_behind(engine.url + "/v1/") == [engine.url]
+
+
+@pytest.mark.parametrize("worker", [{"worker_type": "prefill"}, {"url": "grpc://127.0.0.1:1"}])
+async def test_workers_that_can_not_be_talked_to_alone(worker: dict[str, Any]) -> None:
+    async with router(WORKER | worker) as url:
+        with pytest.raises(UsageError, match=r"splits a call over several servers.*--mode chat"):
+            await workers_behind(url)
+
+
+async def test_a_router_without_workers() -> None:
+    async with router() as url:
+        with pytest.raises(UsageError, match="has no healthy worker"):
+            await workers_behind(url)
+
+
+async def test_a_router_with_a_key() -> None:
+    async with router(WORKER, key="secret") as url:
+        assert await workers_behind(url, api_key="secret") == ["http://127.0.0.1:1"]
+        with pytest.raises(UsageError, match="POLAR_ENGINE_API_KEY"):
+            await workers_behind(url)
+
+
+async def test_nothing_answers() -> None:
+    async with router(WORKER) as url:
+        pass
+    with pytest.raises(UsageError, match="no engine answers at") as caught:
+        await workers_behind(url)
+    assert "\n" not in str(caught.value)
+
+
+def test_it_is_made_by_name() -> None:
+    engine = make_engine("sglang", url="http://127.0.0.1:30000/v1", mode="tito", max_inflight=4)
+    assert isinstance(engine, SGLangEngine)
+
+
+async def test_the_script_is_not_used_up_by_the_questions(start: Start, model_dir: Path) -> None:
+    async with scripted_sglang(model_dir, [Step(text="hi")]) as engine:
+        await start(engine.url)
+        assert not engine.model.log.generations

@@ -14,13 +14,14 @@ from polar.contract.arrays import Ids
 from polar.contract.chat import Sampling
 from polar.contract.completion import Completion
 from polar.engines.openai import OpenAIEngine
+from polar.engines.vllm import VLLMEngine
 from polar.gateway.node import Node
 from polar.gateway.session import LiveSession
 from polar.store import open_store
 from polar.store.base import SessionRecord
 from tests.support.model import ScriptedModel
 from tests.support.script import Script, Step
-from tests.support.scripted import scripted_engine
+from tests.support.scripted import ScriptedServer, scripted_engine
 from tests.support.tinymodel import make_tiny_model
 from tests.support.tokens import ScriptedTokenEngine
 
@@ -38,6 +39,8 @@ class World:
     model: ScriptedModel
     session: LiveSession
     folder: Path
+    engine: ScriptedServer | None = None
+    """The engine's HTTP side, in chat mode."""
 
     def client(self, **options: object) -> AsyncOpenAI:
         options = {"max_retries": 0, "api_key": self.session.key, **options}
@@ -74,8 +77,13 @@ async def make_world(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Callable
             grace: float = 2.0,
             max_model_len: int = 32768,
             model_dir: Path | None = None,
+            require_token_ids: bool = True,
+            buffer_replies: bool = False,
         ) -> World:
+            """A world in one of three modes. ``tito``: token ids in and out, the engine in this process; ``vllm``:
+            the same over vLLM's wire; ``chat``: the engine renders and parses, over the same wire."""
             script = Script(choose=steps) if callable(steps) else Script(steps)
+            server: ScriptedServer | None = None
             if mode == "tito":
                 model = ScriptedModel(model_dir or tiny_model, script, max_model_len=max_model_len)
                 engine: object = ScriptedTokenEngine(model)
@@ -83,8 +91,12 @@ async def make_world(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Callable
                 running = await stack.enter_async_context(
                     scripted_engine(model_dir or tiny_model, script, max_model_len=max_model_len)
                 )
-                model, engine = running.model, OpenAIEngine(running.url)
-            node = Node(engine, open_store(str(tmp_path / "polar.db")), tmp_path)  # type: ignore[arg-type]
+                server = running.server
+                kind = VLLMEngine if mode == "vllm" else OpenAIEngine
+                model, engine = running.model, kind(running.url, require_token_ids=require_token_ids)
+            store = open_store(str(tmp_path / "polar.db"))
+            options = {"require_token_ids": require_token_ids, "buffer_replies": buffer_replies}
+            node = Node(engine, store, tmp_path, **options)  # type: ignore[arg-type]
             await node.start()
             stack.push_async_callback(node.close)
             node.gateway._grace = grace
@@ -92,8 +104,8 @@ async def make_world(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Callable
                 session_id="s", task_id="t", sample_index=0, state="RUNNING", created_at=0.0, updated_at=0.0
             )
             await node.store.put_session(record)
-            session = LiveSession(session_id="s", pins=pins or Sampling())
+            session = LiveSession(session_id="s", pins=pins or Sampling(), require_token_ids=require_token_ids)
             node.gateway.open(session)
-            return World(node, model, session, tmp_path)
+            return World(node, model, session, tmp_path, server)
 
         yield make

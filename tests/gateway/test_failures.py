@@ -11,6 +11,8 @@ from tests.gateway.conftest import World
 from tests.support.script import Step
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+BARE = Step(text="Fine.", omit_token_ids=True, logprobs="omit")
+"""A reply with neither ids nor logprobs, which might name them."""
 
 
 async def ask(world: World, **options: object) -> openai.types.chat.ChatCompletion:
@@ -20,7 +22,7 @@ async def ask(world: World, **options: object) -> openai.types.chat.ChatCompleti
 @pytest.mark.parametrize(
     ("status", "seen"), [(400, 400), (429, 503), (503, 503), (500, 502)], ids=lambda value: str(value)
 )
-@pytest.mark.parametrize("mode", ["tito", "chat"])
+@pytest.mark.parametrize("mode", ["tito", "vllm", "chat"])
 async def test_an_engine_error_keeps_its_kind(make_world, mode, status, seen) -> None:
     """C8: what is final stays final, what may pass can be tried again."""
     world: World = await make_world([Step(status=status, error="the engine says no")], mode=mode)
@@ -33,7 +35,7 @@ async def test_an_engine_error_keeps_its_kind(make_world, mode, status, seen) ->
     assert "the engine says no" in (completion.detail or "")
 
 
-@pytest.mark.parametrize("mode", ["tito", "chat"])
+@pytest.mark.parametrize("mode", ["tito", "vllm", "chat"])
 async def test_a_stream_that_the_engine_cuts_ends_hard_and_never_like_an_answer(make_world, mode) -> None:
     world: World = await make_world([Step(text="one two three four five", cut_after=2)], mode=mode)
     body = {"model": "m", "messages": MESSAGES, "stream": True}
@@ -51,9 +53,10 @@ async def test_a_stream_that_the_engine_cuts_ends_hard_and_never_like_an_answer(
     assert len(completion.response_ids) == 2
 
 
-async def test_a_reply_without_token_ids_fails_at_once_and_names_field_and_url(make_world) -> None:
+@pytest.mark.parametrize("mode", ["vllm", "chat"])
+async def test_a_reply_without_token_ids_fails_at_once_and_names_field_and_url(make_world, mode) -> None:
     """A2, A4: never trained silently, never an empty group: the first reply says what is missing."""
-    world: World = await make_world(lambda _: Step(text="Fine.", omit_token_ids=True), mode="chat")
+    world: World = await make_world(lambda _: BARE, mode=mode)
     with pytest.raises(openai.APIStatusError) as caught:
         await ask(world)
     assert "token_ids" in str(caught.value)
@@ -63,19 +66,21 @@ async def test_a_reply_without_token_ids_fails_at_once_and_names_field_and_url(m
     assert "token_ids" in (world.session.broken or "")
 
 
-async def test_ids_are_understood_when_logprobs_carry_them(make_world) -> None:
+@pytest.mark.parametrize("mode", ["vllm", "chat"])
+async def test_ids_are_understood_when_logprobs_carry_them(make_world, mode) -> None:
     """A3."""
-    world: World = await make_world([Step(text="Fine.", omit_token_ids=True, ids_in_logprobs=True)], mode="chat")
+    world: World = await make_world([Step(text="Fine.", omit_token_ids=True, ids_in_logprobs=True)], mode=mode)
     await ask(world)
     [completion] = await world.recorded(1)
     assert completion.outcome == "ok"
     assert completion.response_ids.tolist() == world.model.log.generations[0].sampled_ids
 
 
+@pytest.mark.parametrize("mode", ["vllm", "chat"])
 @pytest.mark.parametrize("fault", ["omit", "null", "nan", "inf", "sentinel", "bool"])
-async def test_a_logprob_that_is_none_serves_the_harness_and_is_not_trained(make_world, fault) -> None:
+async def test_a_logprob_that_is_none_serves_the_harness_and_is_not_trained(make_world, fault, mode) -> None:
     """A8."""
-    world: World = await make_world([Step(text="Fine.", logprobs=fault)], mode="chat")
+    world: World = await make_world([Step(text="Fine.", logprobs=fault)], mode=mode)
     assert (await ask(world)).choices[0].message.content == "Fine."
     [completion] = await world.recorded(1)
     assert completion.outcome == "logprob_missing"
@@ -93,12 +98,37 @@ async def test_ids_that_a_streaming_parser_lost_are_noticed(make_world) -> None:
     assert completion.outcome == "token_mismatch"
 
 
-async def test_usage_that_contradicts_the_ids_is_noticed(make_world) -> None:
-    world: World = await make_world([Step(text="Fine.", usage_extra=3)], mode="chat")
-    await ask(world)
+@pytest.mark.parametrize("mode", ["vllm", "chat"])
+async def test_usage_that_contradicts_the_ids_is_noticed(make_world, mode) -> None:
+    """A1, for whatever reason ids were lost."""
+    world: World = await make_world([Step(text="Fine.", usage_extra=3)], mode=mode)
+    assert (await ask(world)).choices[0].message.content == "Fine."
     [completion] = await world.recorded(1)
     assert completion.outcome == "token_mismatch"
     assert "usage counts" in (completion.detail or "")
+
+
+@pytest.mark.parametrize("mode", ["tito", "vllm"])
+async def test_a_reply_that_ends_for_its_length_before_it_has_it_is_noticed(make_world, mode) -> None:
+    world: World = await make_world([Step(text="one two three", finish_reason="length")], mode=mode)
+    assert (await ask(world, max_tokens=50)).choices[0].finish_reason == "length"
+    [completion] = await world.recorded(1)
+    assert completion.outcome == "token_mismatch"
+    assert "a limit of 50" in (completion.detail or "")
+
+
+@pytest.mark.parametrize("mode", ["vllm", "chat"])
+async def test_without_the_requirement_a_session_goes_on_without_ids(make_world, mode) -> None:
+    """For data that needs no ids. What is missing is said with every call all the same."""
+    world: World = await make_world(lambda _: BARE, mode=mode, require_token_ids=False)
+    for _ in range(2):
+        if mode == "chat":
+            assert (await ask(world)).choices[0].message.content == "Fine."
+        else:  # here the text comes from the ids: there is nothing to answer
+            with pytest.raises(openai.APIStatusError, match="token_ids"):
+                await ask(world)
+    assert {completion.outcome for completion in await world.recorded(2)} == {"no_token_ids"}
+    assert not world.session.closed
 
 
 async def test_drifting_tokenization_splits_in_chat_mode_and_merges_in_tito_mode(make_world) -> None:

@@ -64,10 +64,13 @@ async def sampling(world: World, count: int = 1) -> None:
     await world.model.log.wait_for(lambda log: len([g for g in log if len(g.sampled_ids) >= 2]) >= count)
 
 
+@pytest.mark.parametrize("mode", ["tito", "vllm", "chat"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_away_frees_the_engine_and_its_reply_is_not_trained(make_world, stream) -> None:
-    """C6: the generation ends, what was sampled is kept as abandoned."""
-    world: World = await make_world([HELD], grace=0.05)
+async def test_a_client_that_goes_away_frees_the_engine_and_its_reply_is_not_trained(
+    make_world, stream, mode
+) -> None:
+    """C6: the generation ends, what was sampled is kept as abandoned (in a reply that comes whole, nothing)."""
+    world: World = await make_world([HELD], grace=0.05, mode=mode)
     async with Http(world) as http:
         task = http.begin({**BODY, "stream": stream})
         await sampling(world)
@@ -75,7 +78,8 @@ async def test_a_client_that_goes_away_frees_the_engine_and_its_reply_is_not_tra
         await world.model.log.wait_for(lambda log: log[0].ended == "cancelled")
     [completion] = await world.recorded(1)
     assert completion.outcome == "abandoned"
-    assert completion.response_ids.tolist() == world.model.log.generations[0].sampled_ids
+    kept = world.model.log.generations[0].sampled_ids if stream or mode != "chat" else []
+    assert completion.response_ids.tolist() == kept
 
 
 async def test_a_marked_retry_joins_the_call_in_flight(make_world) -> None:
@@ -170,17 +174,18 @@ async def test_closing_a_session_ends_its_calls_and_records_them(make_world) -> 
     assert completion.outcome == "abandoned"
 
 
-async def test_a_paused_gateway_holds_calls_and_keeps_their_streams_alive(make_world, monkeypatch) -> None:
+@pytest.mark.parametrize("mode", ["tito", "chat"])
+async def test_a_paused_gateway_holds_calls_and_keeps_their_streams_alive(make_world, monkeypatch, mode) -> None:
     """C11: during a weight sync a harness waits; it gets no error."""
     monkeypatch.setattr("polar.gateway.app.FIRST_BYTE", 0.01)
     monkeypatch.setattr("polar.gateway.app.KEEPALIVE", 0.01)
-    world: World = await make_world([Step(text="Fine.")])
-    world.node.gateway.pipeline.pause()
+    world: World = await make_world([Step(text="Fine.")], mode=mode)
+    await world.node.gateway.inference.pause(1.0)
     async with Http(world) as http, http.session.post(http.url, json={**BODY, "stream": True}) as response:
         assert response.status == 200
         assert (await response.content.readline()).startswith(b": keepalive")
         assert not world.model.log.generations
-        world.node.gateway.pipeline.resume()
+        world.node.gateway.inference.resume()
         rest = (await response.content.read()).decode()
     assert rest.endswith("data: [DONE]\n\n")
     await world.recorded(1)

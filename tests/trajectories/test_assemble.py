@@ -34,6 +34,7 @@ def test_the_trajectory_says_what_became_of_every_call() -> None:
         "record_count": 4,
         "trace_count": 2,
         "merge_factor": 1.5,
+        "warnings": [],
         "reconstruction": {
             "completions": {"auxiliary": ["c0"], "trained": ["c1", "c2"], "no_token_ids": ["c3"]},
             "tokens_trained": 3,

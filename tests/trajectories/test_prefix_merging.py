@@ -282,6 +282,8 @@ def test_what_a_trace_says_of_itself() -> None:
         "dialect": "openai_chat",
         "replies": [[0, 0, 3]],
         "temperature": 0.7,
+        "weight_version_min": 7,
+        "weight_version_max": 7,
     }
     assert trace.images == ("https://example.test/a.png",)
     assert trace.tools == gateway.completions()[0].tools

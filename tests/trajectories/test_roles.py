@@ -36,6 +36,42 @@ def test_a_restart_after_compaction_is_main_and_the_summary_is_auxiliary() -> No
     assert roles(gateway) == ["main", "auxiliary", "main"]
 
 
+def compacted(gateway: ToyGateway, tries: int = 1) -> list[Message]:
+    """A conversation, then ``tries`` at a summary with all its tools; the next conversation begins with the last."""
+    history = [system(), user("task")]
+    for _ in range(2):
+        history += [gateway.call(history).reply, user("more")]
+    asked = [[*history[:-1], user(f"sum it up {at}")] for at in range(tries)]
+    words = [gateway.call(ask, reply=f"the bears were counted: {at}").reply.content for at, ask in enumerate(asked)]
+    return [system(), user(f"Going on from here: {words[-1]}")]
+
+
+def test_a_summary_that_is_asked_for_with_all_tools_is_auxiliary() -> None:
+    gateway = ToyGateway()
+    gateway.call(compacted(gateway))
+    assert roles(gateway) == ["main", "main", "auxiliary", "main"]
+
+
+def test_so_are_the_tries_before_it() -> None:
+    gateway = ToyGateway()
+    gateway.call(compacted(gateway, tries=2))
+    assert roles(gateway) == ["main", "main", "auxiliary", "auxiliary", "main"]
+
+
+def test_a_last_answer_before_a_conversation_about_something_else_is_main() -> None:
+    gateway = ToyGateway()
+    compacted(gateway)
+    gateway.call([system(), user("another task")])
+    assert roles(gateway) == ["main"] * 4
+
+
+def test_an_answer_that_another_agent_is_told_is_main() -> None:
+    gateway = ToyGateway()
+    told = compacted(gateway)[1]
+    gateway.call([system("helper"), told])
+    assert roles(gateway) == ["main", "main", "main", "subagent"]
+
+
 def test_without_tools_anywhere_the_system_text_decides() -> None:
     gateway = ToyGateway()
     for text in ("agent", "critic", "agent"):

@@ -124,7 +124,7 @@ class SessionGraph:
         Args:
             attachment: what ``attach`` said of its conversation.
             prompt_ids: the whole prompt, as the engine had it.
-            declined: the renderer's reason for not extending the parent's tokens, if it gave one.
+            declined: why the parent's tokens are not extended, or why there is no parent, where that is known.
         """
         base, parent = attachment.base, attachment.parent
         shared = common_prefix(attachment.base_ids, prompt_ids)
@@ -133,7 +133,7 @@ class SessionGraph:
             if not parent.total_len:
                 split = "parent_without_ids"
         else:
-            split = self._why_root(attachment)
+            split = declined or self._why_root(attachment)
         return Placement(
             parent_id=parent.completion_id if parent else None,
             base_id=base.completion_id if base else None,
@@ -145,6 +145,9 @@ class SessionGraph:
     def add(self, completion: Completion) -> None:
         """Take in a finished completion (again: no effect)."""
         if completion.completion_id in self._by_id:
+            return
+        if completion.plain:
+            self._by_id[completion.completion_id] = completion  # it has no messages that another could start with
             return
         base = completion.base_id
         if base is not None and completion.shared_messages == self._length(self._by_id[base]):

@@ -25,26 +25,30 @@ def judge(
     logprobs: Floats,
     finish_reason: FinishReason,
     usage: Usage | None,
+    limit: int | None = None,
 ) -> tuple[Outcome, str | None]:
     """How a call ended, and one line of detail where it may not be trained.
 
     Args:
         usage: the engine's own counts, where it reports any.
+        limit: how many ids the reply could have had, where that is known exactly.
     """
     said_something = bool(message.content or message.reasoning or message.tool_calls)
     counted = usage.completion_tokens if usage else 0
+    if finish_reason == "abort":
+        return "aborted", "the engine ended the generation before it was whole"
     if not len(response_ids) and (said_something or counted):
         return "no_token_ids", "the engine returned a reply without the ids it sampled"
     if not len(prompt_ids):
         return "no_token_ids", "the engine did not return the ids of the prompt"
-    if finish_reason == "abort":
-        return "aborted", "the engine ended the generation before it was whole"
     if not len(response_ids):
         return "empty", "nothing was sampled"
     if usage is not None and counted != len(response_ids):
         return "token_mismatch", f"{len(response_ids)} ids returned, but usage counts {counted}"
     if usage is not None and usage.prompt_tokens != len(prompt_ids):
         return "token_mismatch", f"{len(prompt_ids)} prompt ids, but usage counts {usage.prompt_tokens}"
+    if limit is not None and (len(response_ids) > limit or (finish_reason == "length" and len(response_ids) < limit)):
+        return "token_mismatch", f"{len(response_ids)} ids, finish reason {finish_reason}, but a limit of {limit}"
     if min(int(response_ids.min()), int(prompt_ids.min())) < 0:
         return "token_mismatch", "a negative token id"
     return _judge_logprobs(response_ids, logprobs)

@@ -30,8 +30,10 @@ from polar.contract.chat import (
     ToolCall,
     Usage,
 )
-from polar.dialects.anthropic_content import Block, InMessage, input_of, joined, to_messages
-from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder, decode
+from polar.dialects.anthropic_content import Block, InMessage, joined, to_messages
+from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder, decode, told_role
+from polar.dialects.errors import ERRORS, error_text, retry_headers
+from polar.dialects.unparsed import object_json
 
 BILLING = "x-anthropic-billing-header:"
 """Claude Code begins its system prompt with this line. It has a hash of the first user message, so it differs
@@ -126,7 +128,7 @@ class AnthropicMessages:
             template_args=_template_args(request),
         )
         subagent = subagent or "x-claude-code-agent-id" in headers
-        hint = "subagent" if subagent else None
+        hint = "subagent" if subagent else told_role(headers)
         return Call(chat, bool(request.stream), _thinking(request), tuple(warnings), hint)
 
     # ---- encode reply ------------------------------------------------------------------------------------
@@ -148,12 +150,11 @@ class AnthropicMessages:
     # ---- errors ------------------------------------------------------------------------------------------
 
     def error(self, error: CallError) -> Response:
-        status, kind = _ERRORS[error.kind]
-        headers = {"retry-after": str(error.retry_after)} if error.retry_after is not None else {}
+        status, headers = ERRORS[error.kind].status, retry_headers(error)
         if status < 500:
             # The vendor's SDKs obey this header; without it some try a 401 or a 410 again.
             headers["x-should-retry"] = "false"
-        return Response(status, orjson.dumps(_error_body(_error_text(error), kind)), headers)
+        return Response(status, orjson.dumps(_error_body(error)), headers)
 
     # ---- side routes -------------------------------------------------------------------------------------
 
@@ -265,7 +266,7 @@ def _content(message: Message, thinking: Thinking) -> list[dict[str, Any]]:
     if message.content:
         blocks.append({"type": "text", "text": message.content})
     for call in message.tool_calls:
-        blocks.append({**_tool_use(call), "input": orjson.Fragment(input_of(call.arguments))})
+        blocks.append({**_tool_use(call), "input": orjson.Fragment(object_json(call.arguments))})
     return blocks
 
 
@@ -326,7 +327,7 @@ class _MessageStream:
         out = [self._leave()]
         for call in answer.message.tool_calls:
             out.append(self._enter(**_tool_use(call)))
-            out.append(self._piece("input_json_delta", partial_json=input_of(call.arguments).decode()))
+            out.append(self._piece("input_json_delta", partial_json=object_json(call.arguments).decode()))
             out.append(self._leave())
         ending = {"stop_reason": _stop_reason(answer), "stop_sequence": _stop_sequence(answer)}
         out.append(_event("message_delta", delta=ending, usage=_usage(answer.usage)))
@@ -334,8 +335,7 @@ class _MessageStream:
         return b"".join(out)
 
     def error(self, error: CallError) -> bytes:
-        _, kind = _ERRORS[error.kind]
-        return _event(**_error_body(_error_text(error), kind))
+        return _event(**_error_body(error))
 
     def _enter(self, type: str, **fields: Any) -> bytes:
         """Begin a block of this type, unless one is open."""
@@ -365,29 +365,10 @@ def _event(type: str, **fields: Any) -> bytes:
 
 _PING = _event("ping")
 
-_ERRORS: dict[str, tuple[int, str]] = {
-    "bad_request": (400, "invalid_request_error"),
-    "unauthorized": (401, "authentication_error"),
-    "not_found": (404, "not_found_error"),
-    "conflict": (400, "invalid_request_error"),
-    "gone": (410, "invalid_request_error"),
-    "too_large": (413, "request_too_large"),
-    "context_length": (400, "invalid_request_error"),
-    # The vendor's own is 529, after which some clients give up sooner than after 503.
-    "overloaded": (503, "overloaded_error"),
-    "unavailable": (502, "api_error"),
-    "internal": (500, "api_error"),
-}
+_OVER = "prompt is too long: {prompt} tokens > {limit} maximum"
+"""The words that make Claude Code compact."""
 
 
-def _error_text(error: CallError) -> str:
-    """Of a prompt over the context, in the words that make Claude Code compact."""
-    if error.kind != "context_length":
-        return error.message
-    if error.prompt_tokens is None or error.max_tokens is None:
-        return f"prompt is too long: {error.message}"
-    return f"prompt is too long: {error.prompt_tokens} tokens > {error.max_tokens} maximum"
-
-
-def _error_body(message: str, kind: str) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": kind, "message": message}}
+def _error_body(error: CallError) -> dict[str, Any]:
+    message = error_text(error, _OVER, "prompt is too long: {message}")
+    return {"type": "error", "error": {"type": ERRORS[error.kind].anthropic, "message": message}}

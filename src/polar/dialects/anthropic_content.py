@@ -2,10 +2,6 @@
 
 Why beside the dialect: one message of this API may be several of a chat's (tool results, and text around
 them, stand inside a user message), and a tool's input must be an object, whatever the model sampled.
-
-Where the model's arguments are no JSON object, the client gets ``{"__unparsedToolInput": {"raw": TEXT}}``.
-The key is the one that Claude Code itself uses for input that it can't parse, and an input of this form is
-read as its raw text again, so that the history says what was sampled.
 """
 
 from __future__ import annotations
@@ -13,12 +9,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-import orjson
 
 from polar.contract.chat import Image, Message, Part, Text, ToolCall
 from polar.dialects.base import CallError
-
-UNPARSED = "__unparsedToolInput"
+from polar.dialects.unparsed import json_object, raw_text
 
 
 class Source(msgspec.Struct):
@@ -169,33 +163,5 @@ def arguments_of(value: msgspec.Raw, where: str) -> str:
         text = bytes(value).decode()
     except UnicodeError:
         raise CallError("bad_request", f"{where}.input: not valid UTF-8") from None
-    raw = _wrapped(text)
+    raw = raw_text(json_object(text) or {})
     return text if raw is None else raw
-
-
-def input_of(arguments: str) -> bytes:
-    """Sampled arguments as the JSON of a tool's input, which is an object in any case."""
-    if not arguments.strip():
-        return b"{}"
-    # What looks like our wrapper is wrapped as well, so that reading it gives back what was sampled.
-    if _object(arguments) is not None and _wrapped(arguments) is None:
-        return arguments.encode()
-    return orjson.dumps({UNPARSED: {"raw": arguments}})
-
-
-def _wrapped(text: str) -> str | None:
-    """The raw text inside, if this is a wrapper (Claude Code's own has a length beside it)."""
-    if UNPARSED not in text:
-        return None
-    value = _object(text)
-    inner = value.get(UNPARSED) if value is not None and len(value) == 1 else None
-    raw = inner.get("raw") if isinstance(inner, dict) else None
-    return raw if isinstance(raw, str) else None
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

@@ -7,12 +7,13 @@ A dialect knows bytes and shapes. It knows no session, no engine and no tokenize
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from polar.contract.arrays import Floats, Ids
 from polar.contract.chat import Chat, Delta, FinishReason, Message, Usage
 
 ErrorKind = Literal[
@@ -64,6 +65,12 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise CallError("bad_request", f"The request body is not valid: {error}") from None
 
 
+def told_role(headers: Mapping[str, str]) -> str | None:
+    """``subagent`` where a harness says so in a header of its own, whatever API it speaks (opencode names the
+    session that sent this one)."""
+    return "subagent" if headers.get("x-parent-session-id") else None
+
+
 class PreviousNotFound(CallError):
     """The earlier reply that a call goes on from (``Call.previous_id``) is not in its session."""
 
@@ -106,6 +113,17 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a reply, for an API whose clients may ask for them. ``prompt_ids`` gives all ids of the prompt,
+    ``text`` the text of an id, where the tokenizer is at hand."""
+
+    ids: Ids
+    logprobs: Floats
+    prompt_ids: Callable[[], Ids]
+    text: Callable[[int], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A whole reply, ready for any dialect."""
 
@@ -116,6 +134,7 @@ class Answer:
     finish_reason: FinishReason
     stop_sequence: str | None
     usage: Usage
+    tokens: Tokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,20 +7,21 @@ as in the vendor's API. Unknown request fields are passed over, as the vendor ad
 The route says whether a reply is streamed, and ``?alt=sse`` in which form: as server-sent events, or else as
 one JSON array that arrives in pieces. Function calls are sent whole, in the last chunk: their args must be an
 object, and only the whole text tells whether it is one. Gemini CLI breaks on comments and ``event:`` lines, so
-the event stream has neither, and nothing is sent while nothing happens.
+the event stream has neither: while nothing happens, a chunk with an empty text is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import orjson
 
 from polar.contract.chat import Chat, Delta, ReasoningDelta, Sampling, TextDelta, Tool, Usage
-from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder
+from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder, told_role
+from polar.dialects.errors import ERRORS, error_text, retry_headers
 from polar.dialects.gemini_content import (
     Content,
     InPart,
@@ -84,7 +85,7 @@ class _Request(msgspec.Struct, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
+class Options:
     """What an encoder must know: whether thoughts are shown, and the form of a stream."""
 
     thoughts: bool
@@ -110,7 +111,7 @@ class Gemini:
 
     def parse(self, body: bytes, headers: Mapping[str, str], path: Mapping[str, str]) -> Call:
         try:
-            return _call(_request(body), path)
+            return replace(_call(_request(body), path), role_hint=told_role(headers))
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise CallError("bad_request", f"The request body is not valid: {error}") from None
 
@@ -128,9 +129,7 @@ class Gemini:
     # ---- errors ------------------------------------------------------------------------------------------
 
     def error(self, error: CallError) -> Response:
-        status, _ = _ERRORS[error.kind]
-        headers = {"retry-after": str(error.retry_after)} if error.retry_after is not None else {}
-        return Response(status, orjson.dumps(_error_body(error)), headers)
+        return Response(ERRORS[error.kind].status, orjson.dumps(_error_body(error)), retry_headers(error))
 
     # ---- side routes -------------------------------------------------------------------------------------
 
@@ -169,7 +168,7 @@ def _call(request: _Request, path: Mapping[str, str]) -> Call:
         template_args=_template_args(generation),
     )
     thinking = generation.thinking_config or _Thinking()
-    options = _Options(thoughts=bool(thinking.include_thoughts), sse=path.get("alt") == "sse")
+    options = Options(thoughts=bool(thinking.include_thoughts), sse=path.get("alt") == "sse")
     streamed = path.get("verb") == "streamGenerateContent"
     return Call(chat, streamed, options, (*warnings, *reader.warnings))
 
@@ -354,7 +353,7 @@ class _Events:
     """Chunks as server-sent events. An error is bare JSON, as the vendor sends it: its SDKs raise on it."""
 
     content_type = "text/event-stream; charset=utf-8"
-    keepalive = b""
+    keepalive = b'data: {"candidates":[{"content":{"parts":[{"text":""}],"role":"model"},"index":0}]}\n\n'
 
     def chunk(self, body: dict[str, Any]) -> bytes:
         return b"data: " + _dumps(body) + b"\n\n"
@@ -394,32 +393,11 @@ def _dumps(body: dict[str, Any]) -> bytes:
     return data
 
 
-_ERRORS: dict[str, tuple[int, str]] = {
-    "bad_request": (400, "INVALID_ARGUMENT"),
-    "unauthorized": (401, "UNAUTHENTICATED"),
-    "not_found": (404, "NOT_FOUND"),
-    "conflict": (400, "INVALID_ARGUMENT"),
-    "gone": (410, "FAILED_PRECONDITION"),
-    "too_large": (413, "INVALID_ARGUMENT"),
-    "context_length": (400, "INVALID_ARGUMENT"),
-    "overloaded": (503, "UNAVAILABLE"),
-    "unavailable": (502, "UNAVAILABLE"),
-    "internal": (500, "INTERNAL"),
-}
-
-
-def _error_text(error: CallError) -> str:
-    """Of a prompt over the context, in the vendor's words: harnesses act on them."""
-    if error.kind != "context_length":
-        return error.message
-    if error.prompt_tokens is None or error.max_tokens is None:
-        return f"The input token count exceeds the maximum number of tokens allowed: {error.message}"
-    return (
-        f"The input token count ({error.prompt_tokens}) exceeds the maximum number of tokens "
-        f"allowed ({error.max_tokens})."
-    )
+_OVER = "The input token count ({prompt}) exceeds the maximum number of tokens allowed ({limit})."
+_OVER_UNKNOWN = "The input token count exceeds the maximum number of tokens allowed: {message}"
+"""The vendor's words: harnesses act on them."""
 
 
 def _error_body(error: CallError) -> dict[str, Any]:
-    code, status = _ERRORS[error.kind]
-    return {"error": {"code": code, "message": _error_text(error), "status": status}}
+    told, message = ERRORS[error.kind], error_text(error, _OVER, _OVER_UNKNOWN)
+    return {"error": {"code": told.status, "message": message, "status": told.google}}

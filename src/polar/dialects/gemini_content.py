@@ -12,9 +12,6 @@ after it, and on a function call the id that the call is recorded under. Read ba
 their thinking only are told apart, and thinking is kept where the record can't help (a conversation that was
 compacted or moved to another session). A signature that isn't ours is passed over. Nothing is trusted: a
 client could as well send the thought itself.
-
-Where the model's arguments are no JSON object, the client gets ``{"__unparsedToolInput": {"raw": TEXT}}``,
-and args of this form are read as the raw text again, so that the history says what was sampled.
 """
 
 from __future__ import annotations
@@ -30,8 +27,8 @@ import orjson
 
 from polar.contract.chat import Image, Message, Part, Text, ToolCall
 from polar.dialects.base import CallError
+from polar.dialects.unparsed import object_json, raw_text
 
-UNPARSED = "__unparsedToolInput"
 _MARK = b"\x0apolar"
 _LIMIT = 64 * 1024 * 1024
 """Bytes of a signature's content: more would be a bomb, not a thought."""
@@ -340,32 +337,12 @@ def read_signature(text: str | None) -> Signed:
 
 def args_json(arguments: str) -> bytes:
     """Sampled arguments as the JSON of an object, in one line."""
-    if not arguments.strip():
-        return b"{}"
-    value = _object(arguments)
-    # What looks like our wrapper is wrapped as well, so that reading it gives back what was sampled.
-    if value is None or _wrapped(value) is not None:
-        return orjson.dumps({UNPARSED: {"raw": arguments}})
-    return msgspec.json.format(arguments.encode(), indent=-1)
+    return msgspec.json.format(object_json(arguments), indent=-1)
 
 
 def _arguments(args: dict[str, Any] | None) -> str:
-    raw = _wrapped(args or {})
+    raw = raw_text(args or {})
     return _dumps(args or {}) if raw is None else raw
-
-
-def _wrapped(args: dict[str, Any]) -> str | None:
-    inner = args.get(UNPARSED) if len(args) == 1 else None
-    raw = inner.get("raw") if isinstance(inner, dict) else None
-    return raw if isinstance(raw, str) else None
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        value = orjson.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _dumps(value: Any) -> str:

@@ -31,7 +31,8 @@ from polar.contract.chat import (
     ToolCallDelta,
     Usage,
 )
-from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder, decode
+from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder, decode, told_role
+from polar.dialects.errors import ERRORS, error_text, retry_headers
 
 # ---- parse request ---------------------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class OpenAIChat:
             template_args=request.chat_template_kwargs or {},
         )
         include_usage = bool(request.stream_options and request.stream_options.include_usage)
-        return Call(chat, bool(request.stream), include_usage, tuple(warnings))
+        return Call(chat, bool(request.stream), include_usage, tuple(warnings), told_role(headers))
 
     # ---- encode reply ------------------------------------------------------------------------------------
 
@@ -165,7 +166,7 @@ class OpenAIChat:
                     "finish_reason": _finish_reason(answer.finish_reason),
                 }
             ],
-            "usage": _usage(answer.usage),
+            "usage": encode_usage(answer.usage),
         }
         return Response(200, orjson.dumps(body))
 
@@ -177,9 +178,7 @@ class OpenAIChat:
     # ---- errors ------------------------------------------------------------------------------------------
 
     def error(self, error: CallError) -> Response:
-        status, kind, code = _ERRORS[error.kind]
-        headers = {"retry-after": str(error.retry_after)} if error.retry_after is not None else {}
-        return Response(status, orjson.dumps(_error_body(_error_text(error), kind, code)), headers)
+        return Response(ERRORS[error.kind].status, orjson.dumps(error_body(error)), retry_headers(error))
 
     # ---- side routes -------------------------------------------------------------------------------------
 
@@ -331,7 +330,8 @@ def encode_message(message: Message) -> dict[str, Any]:
     return body
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def encode_usage(usage: Usage) -> dict[str, Any]:
+    """Token counts in this API's form."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -377,19 +377,18 @@ class _ChatStream:
     def finish(self, answer: Answer) -> bytes:
         last = self._chunk({}, _finish_reason(answer.finish_reason))
         if self._include_usage:
-            last += _event({**self._head, "choices": [], "usage": _usage(answer.usage)})
+            last += event({**self._head, "choices": [], "usage": encode_usage(answer.usage)})
         return last + b"data: [DONE]\n\n"
 
     def error(self, error: CallError) -> bytes:
-        _, kind, code = _ERRORS[error.kind]
-        return _event(_error_body(_error_text(error), kind, code))
+        return event(error_body(error))
 
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         body = {**self._head, "choices": [choice]}
         if self._include_usage:
             body["usage"] = None
-        return _event(body)
+        return event(body)
 
 
 def _call_delta(delta: ToolCallDelta) -> dict[str, Any]:
@@ -400,32 +399,18 @@ def _call_delta(delta: ToolCallDelta) -> dict[str, Any]:
     return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
 
 
-def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+def event(body: dict[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
 
 
-_ERRORS: dict[str, tuple[int, str, str | None]] = {
-    "bad_request": (400, "invalid_request_error", None),
-    "unauthorized": (401, "authentication_error", "invalid_api_key"),
-    "not_found": (404, "invalid_request_error", "not_found"),
-    "conflict": (400, "idempotency_error", "idempotency_key_reused"),
-    "gone": (410, "invalid_request_error", "session_closed"),
-    "too_large": (413, "invalid_request_error", "request_too_large"),
-    "context_length": (400, "invalid_request_error", "context_length_exceeded"),
-    "overloaded": (503, "server_error", "overloaded"),
-    "unavailable": (502, "server_error", "engine_unavailable"),
-    "internal": (500, "server_error", "internal_error"),
-}
+_OVER = (
+    "This model's maximum context length is {limit} tokens. However, your messages resulted in {prompt} tokens. "
+    "Please reduce the length of the messages."
+)
 
 
-def _error_text(error: CallError) -> str:
-    if error.kind == "context_length" and error.prompt_tokens is not None:
-        return (
-            f"This model's maximum context length is {error.max_tokens} tokens. However, your messages "
-            f"resulted in {error.prompt_tokens} tokens. Please reduce the length of the messages."
-        )
-    return error.message
-
-
-def _error_body(message: str, kind: str, code: str | None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+def error_body(error: CallError) -> dict[str, Any]:
+    """An error in this API's form."""
+    told, message = ERRORS[error.kind], error_text(error, _OVER, "{message}")
+    return {"error": {"message": message, "type": told.openai, "param": None, "code": told.code}}

@@ -35,6 +35,7 @@ from polar.dialects.base import (
     Route,
     StreamEncoder,
     decode,
+    told_role,
 )
 from polar.dialects.openai_chat import OpenAIChat
 from polar.dialects.openai_items import CallItem, OutputItem, ReasoningItem, Status, TextItem, ToolNames, read
@@ -279,7 +280,7 @@ class _TurnMetadata(msgspec.Struct):
 
 
 def _role_hint(headers: Mapping[str, str]) -> str | None:
-    """What Codex and opencode say of a call themselves."""
+    """What Codex says of a call itself, and what any harness may."""
     try:
         metadata = msgspec.json.decode(headers.get("x-codex-turn-metadata", "{}"), type=_TurnMetadata)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -287,7 +288,7 @@ def _role_hint(headers: Mapping[str, str]) -> str | None:
     subagent = headers.get("x-openai-subagent")
     if metadata.request_kind in ("compaction", "prewarm") or subagent == "compact":
         return "auxiliary"
-    return "subagent" if subagent or headers.get("x-parent-session-id") else None
+    return "subagent" if subagent else told_role(headers)
 
 
 # ---- response object -------------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ import hashlib
 import logging
 import re
 import secrets
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 import msgspec
@@ -23,6 +25,7 @@ from polar.dialects.base import Call, CallError, Dialect, Response, Route, Strea
 from polar.dialects.surrogates import mend_surrogates
 from polar.gateway.call import ModelCall
 from polar.gateway.exchange import ClientGone, Exchange, Receive, Scope, Send
+from polar.gateway.inference import InferenceControl
 from polar.gateway.pipeline import Pipeline, Request
 from polar.gateway.session import LiveSession
 
@@ -39,6 +42,15 @@ GRACE = 2.0
 """Seconds that a call goes on after its client went away: a retry may join it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one session may send: bytes of a call's body (screenshots in long conversations go far beyond the usual
+    limits), and calls that are in flight at a time, over which it is told to try again later."""
+
+    body: int = 256 * 1024 * 1024
+    calls: int = 256
+
+
 class Gateway:
     """The ASGI app, and the sessions whose keys it knows.
 
@@ -46,17 +58,34 @@ class Gateway:
         pipeline: what runs the calls.
         dialects: the provider APIs to serve.
         grace: seconds that a call goes on after its last client went away.
+        buffer: a streamed reply is sampled whole first, and its client gets the stream in one go at the end.
+        limits: of what one session may send.
     """
 
-    def __init__(self, pipeline: Pipeline, *, dialects: tuple[Dialect, ...] = DIALECTS, grace: float = GRACE) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        dialects: tuple[Dialect, ...] = DIALECTS,
+        grace: float = GRACE,
+        buffer: bool = False,
+        limits: Limits = Limits(),
+    ) -> None:
         self.pipeline = pipeline
+        self._limits = limits
         self._grace = grace
+        self._buffer = buffer
         self._sessions: dict[str, LiveSession] = {}
         self._routes = [
             (route, re.compile(route.pattern), dialect) for dialect in dialects for route in dialect.routes
         ]
         self._routes.sort(key=lambda entry: entry[0].header is None)
         self._plain = dialects[0]
+
+    @property
+    def inference(self) -> InferenceControl:
+        """Pause, resume and weight version: what an operator may do to the calls of all sessions."""
+        return self.pipeline.inference
 
     def open(self, session: LiveSession) -> None:
         """From now on the session's key is good."""
@@ -129,14 +158,13 @@ class Gateway:
         if route.action == "upgrade_refused":
             await exchange.respond(Response(426, b"", {"upgrade": "HTTP/1.1"}))
             return
-        body = await exchange.body()
+        body = await exchange.body(self._limits.body)
         work = (body, dialect, exchange.headers, variables)
         digest, parsed = await asyncio.to_thread(_read, *work) if len(body) > OFF_LOOP else _read(*work)
         if session.closed:
             raise CallError("gone", "This session is over: its key takes no more calls")
         if route.action == "count":
-            tokens = await self.pipeline.backend.count(session.whole(parsed))
-            await exchange.respond(dialect.count(tokens))
+            await exchange.respond(dialect.count(await self.pipeline.count(session, parsed)))
             return
         for warning in parsed.warnings:
             log.warning("session %s: %s", session.session_id, warning)
@@ -144,7 +172,7 @@ class Gateway:
         call.join()
         try:
             if parsed.stream:
-                await _answer_stream(exchange, dialect, parsed, call)
+                await _answer_stream(exchange, dialect, parsed, call, buffer=self._buffer)
             else:
                 await _answer_whole(exchange, dialect, parsed, call)
             call.delivered = call.delivered or call.answer is not None
@@ -161,11 +189,18 @@ class Gateway:
             call = session.ledger.find(digest, key=key, marked=marked)
         except KeyReused:
             raise CallError("conflict", "This Idempotency-Key was used with another body") from None
-        if call is None:
+        if call is not None:
+            self.pipeline.counts.joined += 1
+        else:
+            if len(session.calls) >= self._limits.calls:
+                session.warn(f"over {self._limits.calls} calls at a time: more are refused")
+                raise CallError("overloaded", f"This session has {len(session.calls)} calls in flight", retry_after=1)
             call = ModelCall(secrets.token_hex(12), grace=self._grace)
             session.ledger.add(digest, call, key=key)
+            session.used_at = time.monotonic()
             request = Request(dialect=dialect.name, digest=digest, idempotency_key=key)
-            self.pipeline.start(session, call, parsed, request)
+            sampled = replace(parsed, stream=False) if self._buffer else parsed
+            self.pipeline.start(session, call, sampled, request)
         return call
 
 
@@ -208,23 +243,28 @@ async def _answer_whole(exchange: Exchange, dialect: Dialect, parsed: Call, call
     await exchange.respond(dialect.encode(parsed, call.answer))
 
 
-async def _answer_stream(exchange: Exchange, dialect: Dialect, parsed: Call, call: ModelCall) -> None:
-    """Events as they come; the terminal event only once the completion is durable. On failure an error event
-    and a hard cut, never a clean short end."""
+async def _answer_stream(
+    exchange: Exchange, dialect: Dialect, parsed: Call, call: ModelCall, *, buffer: bool
+) -> None:
+    """Events as they come, or with ``buffer`` all of them at the end; the terminal event only once the completion
+    is durable. On failure an error event and a hard cut, never a clean short end."""
     encoder = dialect.stream(parsed)
-    silence = FIRST_BYTE
+    clock = asyncio.get_running_loop().time
+    due = clock() + FIRST_BYTE
     seen = 0
     headers = {"content-type": encoder.content_type, "cache-control": "no-cache"}
     while not call.finished:
-        if not await exchange.wait(call.changed(), timeout=silence):
-            await exchange.start(200, headers)
-            await exchange.write(encoder.keepalive)
-            silence = KEEPALIVE
-        elif call.deltas:
-            await exchange.start(200, headers)
-            await exchange.write(_events(encoder, parsed, call, seen))
+        news = call.ended() if buffer else call.changed()
+        changed = await exchange.wait(news, timeout=max(0.0, due - clock()))
+        told = b""
+        if changed and not call.finished and len(call.deltas) > seen:
+            told = _events(encoder, parsed, call, seen)
             seen = len(call.deltas)
-            silence = KEEPALIVE
+        silent = clock() >= due  # news that this API does not tell is no sign of life
+        if told or silent:
+            await exchange.start(200, headers)
+            await exchange.write(told or encoder.keepalive)
+            due = clock() + KEEPALIVE
     if call.error is not None:
         if not exchange.started:
             raise call.error

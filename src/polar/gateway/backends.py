@@ -7,19 +7,25 @@ reply, and the end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
-from polar.capture.graph import Attachment, SessionGraph
+from polar.capture.graph import Attachment
 from polar.contract.arrays import NO_IDS, Ids
 from polar.contract.chat import Chat, Delta, FinishReason, Image, Message, Usage
 from polar.contract.completion import Mode, WeightSpan
 from polar.dialects.base import CallError
-from polar.engines.base import ChatEngine, Engine, EngineInfo, TokenEngine
+from polar.engines.base import ChatEngine, CountingEngine, Engine, EngineError, EngineInfo, TokenEngine
+from polar.gateway.constraints import heed
+from polar.gateway.continuing import Continuing, close_now
+from polar.gateway.inference import Admission
+from polar.gateway.plain_prompts import PlainPrompt
 from polar.rendering.base import Declined, Prompt, Renderer, RenderError, Turn
+from polar.rendering.plain import PlainText
 
 OFF_LOOP = 64 * 1024
 """Characters of a conversation from which it is rendered in a thread, so that it does not hold up other calls."""
@@ -29,26 +35,32 @@ OFF_LOOP = 64 * 1024
 class Begun:
     """The engine's prompt ids, and why they do not extend the parent's, where the renderer said why.
 
-    ``ids`` is ``None`` where the engine has not told them (yet); they come with ``Ended`` then."""
+    ``ids`` is ``None`` where the engine has not told them (yet); they come with ``Ended`` then. ``warnings`` are
+    lines on what was asked for and is not heeded; ``constrained``: a grammar binds the reply."""
 
     ids: Ids | None
     declined: str | None = None
     state: object = None
+    warnings: tuple[str, ...] = ()
+    constrained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """More of the reply: what the client sees, and the ids sampled since the last piece."""
+    """More of the reply: what the client sees, and the ids sampled since the last piece. The engine names their
+    weight version with them, or in ``weight_spans`` later: spans of the reply's ids, these or earlier ones."""
 
     deltas: Sequence[Delta]
     ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     weight_version: str | None = None
+    weight_spans: Sequence[WeightSpan] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The reply is over. ``usage`` is the engine's own count, where it reports one."""
+    """The reply is over. ``usage`` is the engine's own count, where it reports one; ``limit`` is how many ids the
+    reply could have had, where that is known; ``stops`` is how often the engine stopped it before it went on."""
 
     message: Message
     finish_reason: FinishReason
@@ -56,7 +68,8 @@ class Ended:
     usage: Usage | None = None
     cached_tokens: int = 0
     prompt_ids: Ids | None = None
-    weight_spans: Sequence[WeightSpan] = field(default=())
+    limit: int | None = None
+    stops: int = 0
 
 
 Event = Begun | Piece | Ended
@@ -64,13 +77,15 @@ Event = Begun | Piece | Ended
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a backend may use to extend what came before. ``states`` are the renderer's, by completion id."""
+    """What a backend may use to extend what came before. ``states`` are the renderer's, by completion id;
+    ``admission`` is the call's place at the engine; ``plain`` the prompt, where it is no conversation."""
 
-    graph: SessionGraph
     attachment: Attachment
     states: dict[str, object]
     call_id: str
     affinity: str
+    admission: Admission
+    plain: PlainPrompt | None = None
 
 
 class Backend(Protocol):
@@ -84,6 +99,11 @@ class Backend(Protocol):
 
     @property
     def info(self) -> EngineInfo: ...
+
+    @property
+    def plain(self) -> PlainText | None:
+        """For prompts that are no conversation, where such can be sent."""
+        ...
 
     def run(self, chat: Chat, context: Context, *, stream: bool) -> AsyncGenerator[Event, None]:
         """Sample a reply. Closing the iterator ends the generation.
@@ -99,6 +119,7 @@ class Backend(Protocol):
 
         Raises:
             CallError: it can't be told.
+            EngineError: the engine failed.
         """
         ...
 
@@ -116,44 +137,60 @@ class TitoBackend:
     def info(self) -> EngineInfo:
         return self.engine.info
 
+    @property
+    def plain(self) -> PlainText | None:
+        return self._renderer.plain
+
     async def run(self, chat: Chat, context: Context, *, stream: bool) -> AsyncGenerator[Event, None]:
-        _refuse_images(chat)
+        refuse_images(chat)
         if _text_size(chat) > OFF_LOOP:
             prompt, declined = await asyncio.to_thread(self._prompt, chat, context)
         else:
             prompt, declined = self._prompt(chat, context)
-        chat = self._fit(chat, len(prompt.ids))
-        yield Begun(prompt.ids, declined, prompt.state)
-        reader = self._renderer.reader(chat, prompt)
-        finish: FinishReason = "abort"
-        cached = 0
-        generation = self.engine.generate(
+        chat, warnings = heed(chat, self.info, thinking=prompt.opened)
+        chat = fit(chat, len(prompt.ids), self.info)
+        yield Begun(prompt.ids, declined, prompt.state, warnings, constrained=chat.response_format is not None)
+        stop = chat.sampling.stop
+        reader = self._renderer.plain.reader(stop) if context.plain else self._renderer.reader(chat, prompt)
+        finish: FinishReason = "stop"
+        sampling = Continuing(
+            self.engine,
             prompt.ids,
             chat.sampling,
             stop_ids=self._renderer.stop_ids,
-            request_id=context.call_id,
+            call_id=context.call_id,
             affinity=context.affinity,
+            admission=context.admission,
+            response_format=chat.response_format,
         )
-        try:
-            async for chunk in generation:
-                cached = max(cached, chunk.cached_tokens)
-                yield Piece(reader.feed(chunk.ids), chunk.ids, chunk.logprobs, chunk.weight_version)
+        async with aclosing(sampling.chunks()) as chunks:
+            async for chunk in chunks:
+                deltas = reader.feed(chunk.ids)
+                yield Piece(deltas, chunk.ids, chunk.logprobs, chunk.weight_version, chunk.weight_spans)
                 if reader.stopped or chunk.finish_reason is not None:
                     finish = chunk.finish_reason or "stop"
                     break
-        finally:
-            await _close(generation)
         reply = reader.finish(finish)
         if reply.deltas:
             yield Piece(reply.deltas)
-        yield Ended(reply.message, reply.finish_reason, reply.stop_sequence, cached_tokens=cached)
+        yield Ended(
+            reply.message,
+            reply.finish_reason,
+            reply.stop_sequence,
+            usage=None if reader.stopped else sampling.usage,
+            cached_tokens=sampling.cached_tokens,
+            limit=chat.sampling.max_tokens,
+            stops=sampling.stops,
+        )
 
     async def count(self, chat: Chat) -> int:
-        _refuse_images(chat)
+        refuse_images(chat)
         return len((await asyncio.to_thread(self._render, chat)).ids)
 
     def _prompt(self, chat: Chat, context: Context) -> tuple[Prompt, str | None]:
         """The exact extension of the parent where the renderer can prove one, else the whole rendering."""
+        if context.plain is not None:
+            return context.plain.prompt, context.plain.declined
         parent = context.attachment.parent
         if parent is None:
             return self._render(chat), None
@@ -176,25 +213,12 @@ class TitoBackend:
         except RenderError as error:
             raise CallError("bad_request", f"The chat template refuses this conversation: {error}") from None
 
-    def _fit(self, chat: Chat, prompt_tokens: int) -> Chat:
-        """Clamp ``max_tokens`` to what the context still holds."""
-        room = self.info.context_length - prompt_tokens
-        if room < 1:
-            raise CallError(
-                "context_length",
-                f"The prompt has {prompt_tokens} tokens; the model takes {self.info.context_length}.",
-                prompt_tokens=prompt_tokens,
-                max_tokens=self.info.context_length,
-            )
-        wanted = chat.sampling.max_tokens
-        limit = room if wanted is None else max(1, min(wanted, room))
-        return msgspec.structs.replace(chat, sampling=msgspec.structs.replace(chat.sampling, max_tokens=limit))
-
 
 class ChatBackend:
     """The engine renders and parses; Polar records the ids that it says it used."""
 
     mode: Mode = "chat"
+    plain: PlainText | None = None
 
     def __init__(self, engine: ChatEngine) -> None:
         self.engine = engine
@@ -221,7 +245,7 @@ class ChatBackend:
                 if not begun:
                     begun = True
                     yield Begun(prompt_ids)
-                yield Piece(chunk.deltas, chunk.ids, chunk.logprobs)
+                yield Piece(chunk.deltas, chunk.ids, chunk.logprobs, weight_spans=chunk.weight_spans)
                 if chunk.finish_reason is not None:
                     yield Ended(
                         message=chunk.message or Message("assistant"),
@@ -230,12 +254,17 @@ class ChatBackend:
                         usage=chunk.usage,
                         cached_tokens=chunk.usage.cached_tokens if chunk.usage else 0,
                         prompt_ids=prompt_ids if prompt_ids is not None else NO_IDS,
-                        weight_spans=chunk.weight_spans,
                     )
         finally:
-            await _close(reply)
+            await close_now(reply)
 
     async def count(self, chat: Chat) -> int:
+        if isinstance(self.engine, CountingEngine):
+            try:
+                return await self.engine.count(msgspec.structs.replace(chat, model=self.info.model))
+            except EngineError as error:
+                if error.status != 404:
+                    raise
         raise CallError("not_found", "This engine is used in chat mode and can't count tokens beforehand")
 
 
@@ -244,14 +273,28 @@ def _text_size(chat: Chat) -> int:
     return sum(len(message.content) for message in chat.messages)
 
 
-def _refuse_images(chat: Chat) -> None:
+def fit(chat: Chat, prompt_tokens: int, info: EngineInfo) -> Chat:
+    """Clamp ``max_tokens`` to what the context still holds, where the engine says how long that is.
+
+    Raises:
+        CallError: it holds no more.
+    """
+    if not info.context_length:
+        return chat
+    room = info.context_length - prompt_tokens
+    if room < 1:
+        raise CallError(
+            "context_length",
+            f"The prompt has {prompt_tokens} tokens; the model takes {info.context_length}.",
+            prompt_tokens=prompt_tokens,
+            max_tokens=info.context_length,
+        )
+    wanted = chat.sampling.max_tokens
+    limit = room if wanted is None else max(1, min(wanted, room))
+    return msgspec.structs.replace(chat, sampling=msgspec.structs.replace(chat.sampling, max_tokens=limit))
+
+
+def refuse_images(chat: Chat) -> None:
     """Token ids can't carry pixels: a model that saw only a placeholder would answer from nothing."""
     if any(isinstance(m.content, tuple) and any(isinstance(p, Image) for p in m.content) for m in chat.messages):
         raise CallError("bad_request", "Images can't be sent as token ids: use an engine in --mode chat for them")
-
-
-async def _close(iterator: AsyncIterator[object]) -> None:
-    """Close a generator now, so that the engine's slot is free now and not when it is collected."""
-    close = getattr(iterator, "aclose", None)
-    if close is not None:
-        await close()

@@ -13,9 +13,6 @@ Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-BODY_LIMIT = 256 * 1024 * 1024
-"""Bytes of a request body. Screenshots in long conversations go far beyond the usual limits."""
-
 
 class ClientGone(Exception):
     """The client closed the connection before it had its answer."""
@@ -41,8 +38,8 @@ class Exchange:
             return bearer[7:].strip()
         return self.headers.get("x-api-key") or self.headers.get("x-goog-api-key") or self.query.get("key")
 
-    async def body(self) -> bytes:
-        """The whole request body.
+    async def body(self, limit: int) -> bytes:
+        """The whole request body, of ``limit`` bytes at most.
 
         Raises:
             CallError: ``too_large``.
@@ -56,8 +53,8 @@ class Exchange:
                 raise ClientGone
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
-            if size > BODY_LIMIT:
-                raise CallError("too_large", f"The request body is over {BODY_LIMIT} bytes")
+            if size > limit:
+                raise CallError("too_large", f"The request body is over {limit} bytes")
             if not message.get("more_body"):
                 return b"".join(pieces) if len(pieces) > 1 else pieces[0]
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polar.contract.errors import UsageError
-from polar.engines.base import ChatEngine, Engine, TokenEngine
-from polar.gateway.app import Gateway
-from polar.gateway.backends import Backend, ChatBackend, TitoBackend
+from polar.engines.base import Engine
+from polar.gateway.app import Gateway, Limits
+from polar.gateway.choosing import choose_backend
 from polar.gateway.pipeline import Pipeline
 from polar.gateway.server import GatewayServer
-from polar.rendering import load_renderer
+from polar.redaction import Redaction
 from polar.rendering.base import Renderer
 from polar.store.base import Store
 
@@ -30,6 +29,11 @@ class Node:
         folder: for the files of sessions (sandboxes, logs).
         renderer: for a token engine; loaded from the engine's model folder if it is not given.
         host, port: where the proxy listens; port 0 takes a free one.
+        node_id: its name, in every result.
+        require_token_ids: a reply without token ids ends its session; if not, it only is not trained.
+        buffer_replies: streams are sampled whole first, and sent in one go at the end.
+        redaction: takes text out of what is stored.
+        limits: of what one session may send.
     """
 
     def __init__(
@@ -41,11 +45,21 @@ class Node:
         renderer: Renderer | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        require_token_ids: bool = True,
+        node_id: str = "local",
+        buffer_replies: bool = False,
+        redaction: Redaction | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.engine = engine
         self.store = store
         self.folder = folder
+        self.require_token_ids = require_token_ids
+        self.node_id = node_id
         self._renderer = renderer
+        self._buffer_replies = buffer_replies
+        self._redaction = redaction
+        self._limits = limits or Limits()
         self._address = (host, port)
         self.gateway: Gateway
         self.server: GatewayServer
@@ -60,7 +74,8 @@ class Node:
         try:
             await self.engine.start()
             await self.store.open()
-            self.gateway = Gateway(Pipeline(self._backend(), self.store))
+            pipeline = Pipeline(choose_backend(self.engine, self._renderer), self.store, self._redaction)
+            self.gateway = Gateway(pipeline, buffer=self._buffer_replies, limits=self._limits)
             self.server = GatewayServer(self.gateway, host=self._address[0], port=self._address[1])
             await self.server.start()
         except BaseException:
@@ -78,15 +93,3 @@ class Node:
     def context_length(self) -> int:
         """What harnesses are told: the engine's context, or an assumption where it does not say."""
         return self.engine.info.context_length or ASSUMED_CONTEXT
-
-    def _backend(self) -> Backend:
-        if isinstance(self.engine, TokenEngine):
-            renderer = self._renderer
-            if renderer is None:
-                if self.engine.info.model_path is None:
-                    raise UsageError("This engine names no model folder, so no tokenizer: use a model folder")
-                renderer = load_renderer(Path(self.engine.info.model_path))
-            return TitoBackend(self.engine, renderer)
-        if isinstance(self.engine, ChatEngine):
-            return ChatBackend(self.engine)
-        raise UsageError(f"{type(self.engine).__name__} is neither a token engine nor a chat engine")

@@ -14,16 +14,22 @@ from typing import Any
 
 import msgspec
 
+from polar.capture.distribution import distribution
 from polar.capture.verify import judge
 from polar.contract.arrays import NO_IDS, Ids, floats, ids
-from polar.contract.chat import Usage
-from polar.contract.completion import Completion, Outcome, WeightSpan
+from polar.contract.chat import Chat, Usage
+from polar.contract.completion import Completion, Outcome
 from polar.contract.errors import PolarError
-from polar.dialects.base import Answer, Call, CallError
+from polar.dialects.base import Answer, Call, CallError, Tokens
 from polar.engines.base import EngineError
 from polar.gateway.backends import Backend, Begun, Context, Ended, Piece
 from polar.gateway.call import ModelCall
+from polar.gateway.counts import CallCounts
+from polar.gateway.inference import Admission, InferenceControl
+from polar.gateway.plain_prompts import PlainPrompt, place_plain, plain_ids
 from polar.gateway.session import LiveSession
+from polar.gateway.weights import WeightRecord
+from polar.redaction import Redaction
 from polar.rendering.parsers import fold
 from polar.store.base import Store, StoreConflict
 
@@ -44,21 +50,33 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Recording:
     """One call while it is sampled: what will become its completion."""
 
-    def __init__(self, session: LiveSession, call: ModelCall, parsed: Call, request: Request) -> None:
+    def __init__(
+        self,
+        session: LiveSession,
+        call: ModelCall,
+        parsed: Call,
+        request: Request,
+        inference: InferenceControl,
+        plain: PlainPrompt | None = None,
+    ) -> None:
         self.session = session
         self.call = call
         self.parsed = parsed
         self.request = request
         self.seq = next(session.sequence)
         self.chat = session.pinned(session.whole(parsed))
-        self.attachment = session.graph.attach(self.chat.messages)
+        self.plain = plain
+        self.attachment = plain.attachment if plain else session.graph.attach(self.chat.messages)
         self.chat = msgspec.structs.replace(self.chat, messages=self.attachment.messages)
         self.prompt_ids: Ids = NO_IDS
         self.declined: str | None = None
         self.state: object = None
         self._ids: list[int] = []
         self._logprobs: list[float] = []
-        self._spans: list[WeightSpan] = []
+        self._inference = inference
+        self._weights = WeightRecord(inference.version)
+        self._warnings = parsed.warnings
+        self._constrained = False
         self._end: Ended | None = None
 
     def begin(self, event: Begun) -> None:
@@ -66,6 +84,10 @@ class Recording:
         if event.ids is not None:
             self.prompt_ids = event.ids
         self.declined, self.state = event.declined, event.state
+        self._constrained = event.constrained
+        self._warnings += event.warnings
+        for warning in event.warnings:
+            self.session.warn(warning)
         self.call.begin(len(self.prompt_ids))
 
     def piece(self, event: Piece) -> None:
@@ -73,8 +95,9 @@ class Recording:
         start = len(self._ids)
         self._ids.extend(event.ids)
         self._logprobs.extend(event.logprobs)
-        if event.ids and event.weight_version is not None:
-            self._extend_spans(event.weight_version, start)
+        version = self._inference.version
+        self._weights.piece(start, len(self._ids), reported=event.weight_version, told=version)
+        self._weights.spans(event.weight_spans)
         for delta in event.deltas:
             self.call.push(delta)
 
@@ -83,11 +106,6 @@ class Recording:
         self._end = event
         if event.prompt_ids is not None:
             self.prompt_ids = event.prompt_ids
-
-    def _extend_spans(self, version: str, start: int) -> None:
-        if self._spans and self._spans[-1].version == version:
-            start = self._spans.pop().start
-        self._spans.append(WeightSpan(version, start, len(self._ids)))
 
     def completion(self, backend: Backend, outcome: Outcome | None, detail: str | None) -> Completion:
         """The record of this call; what there is of its reply, if that was cut off.
@@ -105,6 +123,7 @@ class Recording:
                 logprobs=logprobs,
                 finish_reason=end.finish_reason,
                 usage=end.usage,
+                limit=end.limit,
             )
         placed = self.session.graph.place(self.attachment, self.prompt_ids, self.declined)
         return Completion(
@@ -132,7 +151,7 @@ class Recording:
             prompt_delta=self.prompt_ids[placed.shared :].copy(),
             response_ids=response,
             logprobs=logprobs,
-            weight_spans=tuple(end.weight_spans) or tuple(self._spans),
+            weight_spans=self._weights.whole(),
             finish_reason=end.finish_reason,
             stop_sequence=end.stop_sequence,
             usage=Usage(
@@ -143,27 +162,58 @@ class Recording:
             outcome=outcome,
             detail=detail,
             role_hint=self.parsed.role_hint,
-            metadata=_metadata(self.parsed),
+            metadata=self._metadata(backend, end),
         )
 
+    def _metadata(self, backend: Backend, end: Ended) -> dict[str, Any]:
+        """What a reader of this call should know beside its tokens; nothing where there is nothing to say."""
+        of, misleading = distribution(
+            backend.info.logprobs,
+            self.chat.sampling,
+            constrained=self._constrained or (backend.mode == "chat" and _constrained(self.chat)),
+            engine_defaults=backend.mode == "chat",
+        )
+        if misleading is not None:
+            self.session.warn(misleading)
+        found = {
+            "plain": self.plain is not None,
+            "warnings": list(self._warnings),
+            "instructions": self.parsed.instructions,
+            "logprobs": of,
+            "logprobs_warning": misleading,
+            "continued": end.stops,
+            **self._weight_notes(),
+        }
+        return {name: value for name, value in found.items() if value}
 
-def _metadata(parsed: Call) -> dict[str, Any]:
-    metadata: dict[str, Any] = {}
-    if parsed.warnings:
-        metadata["warnings"] = list(parsed.warnings)
-    if parsed.instructions:
-        metadata["instructions"] = parsed.instructions
-    return metadata
+    def _weight_notes(self) -> dict[str, Any]:
+        """Where what the operator set and what the engine reports differ, and where neither can tell."""
+        names = self._weights.disagreement()
+        if names is not None:
+            line = self._inference.disagreement(*names)
+            return {"weight_version_warning": line, "weight_spans_set": msgspec.to_builtins(self._weights.told)}
+        return {} if self._weights.from_engine else {"weight_version_uncertain": self._weights.uncertain}
+
+
+def _constrained(chat: Chat) -> bool:
+    """Whether the engine lets a grammar decide which tokens are allowed."""
+    form = (chat.response_format or {}).get("type")
+    return form not in (None, "text") or (bool(chat.tools) and chat.tool_choice not in (None, "auto", "none"))
 
 
 class Pipeline:
-    """Runs model calls against one backend and one store."""
+    """Runs model calls against one backend and one store. ``inference`` is the gate before the backend.
 
-    def __init__(self, backend: Backend, store: Store) -> None:
+    Args:
+        redaction: takes text out of what is stored; harness and context graph have the whole.
+    """
+
+    def __init__(self, backend: Backend, store: Store, redaction: Redaction | None = None) -> None:
         self.backend = backend
+        self.inference = InferenceControl()
+        self.counts = CallCounts()
         self._store = store
-        self._open = asyncio.Event()
-        self._open.set()
+        self._redaction = redaction
 
     def start(self, session: LiveSession, call: ModelCall, parsed: Call, request: Request) -> None:
         """Begin a call. It goes on by itself; follow it through ``call``."""
@@ -178,19 +228,23 @@ class Pipeline:
         task.add_done_callback(done)
         call.run(task)
 
-    def pause(self) -> None:
-        """Hold new calls (their clients get keep-alives) until ``resume``."""
-        self._open.clear()
+    async def count(self, session: LiveSession, parsed: Call) -> int:
+        """The prompt length of a call, without generating; nothing is recorded.
 
-    def resume(self) -> None:
-        """Let held calls go on."""
-        self._open.set()
+        Raises:
+            CallError: it can't be told.
+        """
+        try:
+            return await self.backend.count(session.whole(parsed))
+        except EngineError as error:
+            raise _call_error(error) from None
 
     async def _run(self, session: LiveSession, call: ModelCall, parsed: Call, request: Request) -> None:
         try:
-            await self._open.wait()
-            recording = Recording(session, call, parsed, request)
-            await self._record(recording)
+            async with self.inference.admitted() as admission:
+                plain = await self._plain(session, parsed)
+                recording = Recording(session, call, parsed, request, self.inference, plain)
+                await self._record(recording, admission)
         except CallError as error:
             call.end(error)
         except asyncio.CancelledError:
@@ -202,11 +256,20 @@ class Pipeline:
             log.exception("call %s of session %s failed", call.call_id, session.session_id)
             call.end(CallError("internal", f"{type(error).__name__}: {error}"))
 
-    async def _record(self, recording: Recording) -> None:
+    async def _plain(self, session: LiveSession, parsed: Call) -> PlainPrompt | None:
+        """The prompt of a call that is no conversation, in its place."""
+        chat, plain = parsed.chat, self.backend.plain
+        if chat.prompt is None:
+            return None
+        prompt = await plain_ids(chat, plain)
+        assert plain is not None
+        return place_plain(chat, prompt, session.graph, session.states, session.plain, plain)
+
+    async def _record(self, recording: Recording, admission: Admission) -> None:
         """Sample, then commit under whatever outcome it came to."""
         session = recording.session
         try:
-            await self._sample(recording)
+            await self._sample(recording, admission)
             await recording.call.watched()
         except asyncio.CancelledError:
             await self._commit(recording, "abandoned", "the client went away before it had its answer")
@@ -214,7 +277,7 @@ class Pipeline:
         except EngineError as error:
             outcome: Outcome = "no_token_ids" if error.kind == "no_token_ids" else "engine_error"
             await self._commit(recording, outcome, str(error))
-            if error.kind == "no_token_ids":
+            if error.kind == "no_token_ids" and session.require_token_ids:
                 session.end_broken(str(error))
             raise _call_error(error) from None
         except CallError:
@@ -223,19 +286,40 @@ class Pipeline:
             await self._commit(recording, "engine_error", f"{type(error).__name__}: {error}")
             raise
         completion = await self._commit(recording)
+        if completion.outcome == "aborted":
+            raise CallError("overloaded", "The engine stopped the reply before it was whole", retry_after=1)
         if completion.outcome == "no_token_ids" and session.require_token_ids:
             why = f"{completion.detail} ({self.backend.info.url or self.backend.info.kind})"
             session.end_broken(why)
             raise CallError("unavailable", why)
-        recording.call.end(_answer(completion))
+        recording.call.end(self._answer(session, completion))
 
-    async def _sample(self, recording: Recording) -> None:
+    def _answer(self, session: LiveSession, completion: Completion) -> Answer:
+        plain = self.backend.plain
+        return Answer(
+            completion_id=completion.completion_id,
+            created=completion.created_at,
+            model=completion.model_requested,
+            message=completion.reply,
+            finish_reason=completion.finish_reason,
+            stop_sequence=completion.stop_sequence,
+            usage=completion.usage,
+            tokens=Tokens(
+                ids=completion.response_ids,
+                logprobs=completion.logprobs,
+                prompt_ids=lambda: session.graph.prompt_ids(completion),
+                text=(lambda token: plain.decode([token])) if plain is not None else None,
+            ),
+        )
+
+    async def _sample(self, recording: Recording, admission: Admission) -> None:
         context = Context(
-            graph=recording.session.graph,
             attachment=recording.attachment,
             states=recording.session.states,
             call_id=recording.call.call_id,
             affinity=recording.session.session_id,
+            admission=admission,
+            plain=recording.plain,
         )
         ended = False
         events = self.backend.run(recording.chat, context, stream=recording.parsed.stream)
@@ -257,7 +341,7 @@ class Pipeline:
         """Commit. Once begun it is finished, whoever cancels the call meanwhile: what is on disk and what is
         told must be the same."""
         completion = recording.completion(self.backend, outcome, detail)
-        commit = asyncio.ensure_future(self._store.put_completion(completion))
+        commit = asyncio.ensure_future(self._store.put_completion(self._redacted(recording.session, completion)))
         try:
             while not commit.done():
                 with suppress(asyncio.CancelledError):
@@ -267,19 +351,16 @@ class Pipeline:
             raise CallError("gone", f"The session is over: {error}") from None
         recording.session.graph.add(completion)
         recording.session.states[completion.completion_id] = recording.state
+        self.counts.ended(completion)
         return completion
 
-
-def _answer(completion: Completion) -> Answer:
-    return Answer(
-        completion_id=completion.completion_id,
-        created=completion.created_at,
-        model=completion.model_requested,
-        message=completion.reply,
-        finish_reason=completion.finish_reason,
-        stop_sequence=completion.stop_sequence,
-        usage=completion.usage,
-    )
+    def _redacted(self, session: LiveSession, completion: Completion) -> Completion:
+        """The call as it may be stored."""
+        if self._redaction is None:
+            return completion
+        if session.redaction is None:
+            session.redaction = self._redaction.session()
+        return session.redaction.apply(completion)
 
 
 def _call_error(error: EngineError) -> CallError:
@@ -294,5 +375,5 @@ def _call_error(error: EngineError) -> CallError:
     if error.kind == "bad_request":
         return CallError("bad_request", str(error))
     if error.kind == "overloaded":
-        return CallError("overloaded", str(error), retry_after=1.0)
+        return CallError("overloaded", str(error), retry_after=1)
     return CallError("unavailable", str(error))

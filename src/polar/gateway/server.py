@@ -10,14 +10,15 @@ import asyncio
 import gc
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from polar.contract.errors import UsageError
+from polar.gateway.plain_http import PlainHttpProtocol
 
 _GC = (20_000, 20, 20)
 """What a call allocates goes away by itself when it ends. With Python's own threshold (700 objects) the collector
@@ -30,12 +31,15 @@ class GatewayServer:
     Args:
         app: the ASGI app.
         host, port: where it listens; port 0 takes a free one.
+        tls: serve HTTPS on that address.
     """
 
-    def __init__(self, app: Callable[..., Any], *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, app: Callable[..., Any], *, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._config = uvicorn.Config(
             app,
-            http=HttpToolsProtocol,
+            http=PlainHttpProtocol,
             ws="none",
             lifespan="off",
             access_log=False,
@@ -47,12 +51,14 @@ class GatewayServer:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._state = ServerState()
         self._host, self._port = host, port
+        self._tls = tls
         self._listeners: list[asyncio.Server] = []
 
     @property
     def url(self) -> str:
         """Where the app is served, once started."""
-        return f"http://{self._host}:{self._port}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{'https' if self._tls else 'http'}://{host}:{self._port}"
 
     async def start(self) -> None:
         """Listen.
@@ -72,11 +78,12 @@ class GatewayServer:
                 f"Can't listen on {self._host}:{self._port} ({error.strerror}): another program has that address"
             ) from None
         self._port = listener.getsockname()[1]
-        await self.serve(listener)
+        await self.serve(listener, tls=self._tls)
 
-    async def serve(self, listener: socket.socket) -> asyncio.Server:
+    async def serve(self, listener: socket.socket, *, tls: ssl.SSLContext | None = None) -> asyncio.Server:
         """Serve on one more listening socket, which is closed with the server that is returned."""
-        server = await asyncio.get_running_loop().create_server(self._protocol, sock=listener, backlog=2048)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(self._protocol, sock=listener, backlog=2048, ssl=tls)
         self._listeners.append(server)
         return server
 
@@ -97,7 +104,7 @@ class GatewayServer:
             task.cancel()
 
     def _protocol(self) -> asyncio.Protocol:
-        return HttpToolsProtocol(
+        return PlainHttpProtocol(
             config=self._config,
             server_state=self._state,
             app_state={},

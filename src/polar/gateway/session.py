@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 from dataclasses import dataclass, field
 
@@ -13,6 +14,10 @@ from polar.capture.retries import RetryLedger
 from polar.contract.chat import Chat, Sampling
 from polar.dialects.base import Call, PreviousNotFound
 from polar.gateway.call import ModelCall
+from polar.gateway.plain_prompts import PlainIndex
+from polar.redaction import SessionRedaction
+
+log = logging.getLogger("polar.gateway")
 
 
 def new_key() -> str:
@@ -35,10 +40,15 @@ class LiveSession:
     graph: SessionGraph = field(default_factory=SessionGraph)
     ledger: RetryLedger[ModelCall] = field(default_factory=RetryLedger)
     states: dict[str, object] = field(default_factory=dict)
+    plain: PlainIndex = field(default_factory=PlainIndex)
     calls: set[ModelCall] = field(default_factory=set)
     closed: bool = False
     broken: str | None = None
     sequence: itertools.count[int] = field(default_factory=itertools.count)
+    warned: set[str] = field(default_factory=set)
+    used_at: float = 0.0
+    """When the newest call came (``time.monotonic``)."""
+    redaction: SessionRedaction | None = None
 
     def whole(self, call: Call) -> Chat:
         """The call with its whole conversation, where it sent only what is new since an earlier reply.
@@ -68,6 +78,12 @@ class LiveSession:
         if not changes:
             return chat
         return msgspec.structs.replace(chat, sampling=msgspec.structs.replace(asked, **changes))
+
+    def warn(self, line: str) -> None:
+        """Log something that concerns all of the session, once."""
+        if line not in self.warned:
+            self.warned.add(line)
+            log.warning("session %s: %s", self.session_id, line)
 
     def end_broken(self, why: str) -> None:
         """The session can't end well any more: take no more calls, and keep the first reason."""

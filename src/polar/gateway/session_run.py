@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from polar.contract.runtime import Command, ExecResult, Runtime, RuntimeFailure
 from polar.contract.task import TaskRequest
 from polar.evaluators.base import Evaluation, Evaluator, FinishedSession, checked
 from polar.gateway.node import Node
+from polar.gateway.provenance import provenance
 from polar.gateway.session import LiveSession
 from polar.harnesses import standard_env
 from polar.harnesses.base import Endpoint, Harness, Installed, Plan
@@ -38,6 +39,8 @@ log = logging.getLogger("polar.sessions")
 
 Status = Literal["COMPLETED", "TIMEOUT", "ERROR"]
 OnChange = Callable[[SessionRecord], None]
+Finish = Callable[[SessionRecord, SessionResult], Awaitable[None]]
+"""Keeps a terminal state and its result, in one transaction."""
 
 POST_RUN_SECONDS = 600.0
 """The budget of building and evaluating: its own, so that an agent that used all of its time still counts."""
@@ -61,10 +64,17 @@ class SessionRun:
 
     Args:
         on_change: told of every new state, after it is on disk.
+        finish: by default the store of the node.
     """
 
     def __init__(
-        self, node: Node, task: TaskRequest, record: SessionRecord, parts: Parts, on_change: OnChange
+        self,
+        node: Node,
+        task: TaskRequest,
+        record: SessionRecord,
+        parts: Parts,
+        on_change: OnChange,
+        finish: Finish | None = None,
     ) -> None:
         self.task = task
         self.record = record
@@ -74,6 +84,7 @@ class SessionRun:
         self._node = node
         self._parts = parts
         self._on_change = on_change
+        self._finish = finish or node.store.finish_session
         self._started = time.time()
         self._live: LiveSession | None = None
         self._runtime: Runtime | None = None
@@ -113,7 +124,10 @@ class SessionRun:
             if result.exit_code != 0:
                 raise RuntimeFailure(f"prepare[{index}] {_ended(result)}: {last_words(result)}")
         self._live = LiveSession(
-            session_id=self.record.session_id, attempt=self.record.attempt, pins=self.task.sampling
+            session_id=self.record.session_id,
+            attempt=self.record.attempt,
+            pins=self.task.sampling,
+            require_token_ids=self._node.require_token_ids,
         )
         self._node.gateway.open(self._live)
         if runtime.listener is not None:
@@ -146,7 +160,7 @@ class SessionRun:
         assert self._live is not None
         await self._enter("RUNNING")
         left = self.task.timeout_seconds - self.timing.get("init", 0.0)
-        limit = min(left, self.task.agent_timeout_seconds or left)
+        limit = min(left, self.task.agent_timeout_seconds or self.task.metadata.get("agent_timeout") or left)
         env = {**self._env, **self.task.runtime.env, **self._plan.command.env, **self.task.agent.env}
         command = Command(self._plan.command.argv, env=env, cwd=self._plan.command.cwd)
         with self._timed("run"):
@@ -217,7 +231,11 @@ class SessionRun:
 
     def _assemble(self, completions: list[Completion]) -> Trajectory:
         return assemble(
-            completions, self.task.builder, provenance=self._provenance(), allow_import=self._parts.allow_import
+            completions,
+            self.task.builder,
+            provenance=self._provenance(),
+            policy_version=self.task.metadata.get("policy_version"),
+            allow_import=self._parts.allow_import,
         )
 
     def _scored(self, trajectory: Trajectory | None, completions: list[Completion]) -> Trajectory:
@@ -246,20 +264,14 @@ class SessionRun:
         }
 
     def _provenance(self) -> dict[str, Any]:
-        engine = self._node.engine.info
-        return {
-            "polar": polar.__version__,
-            "engine": engine.kind,
-            "engine_version": engine.version,
-            "engine_url": engine.url,
-            "model": engine.model,
-            "harness": self._parts.harness.name,
-            "harness_version": self._parts.installed.version,
-            "evaluator": self.task.evaluator.strategy,
-            "config_digest": hashlib.sha256(to_json(self.task)).hexdigest(),
-            "started_at": self._started,
-            "ended_at": time.time(),
-        }
+        return provenance(
+            self._node,
+            harness=self._parts.harness.name,
+            harness_version=self._parts.installed.version,
+            evaluator=self.task.evaluator.strategy,
+            config_digest=hashlib.sha256(to_json(self.task)).hexdigest(),
+            started_at=self._started,
+        )
 
     def _make_result(self, trajectory: Trajectory) -> SessionResult:
         return SessionResult(
@@ -269,13 +281,14 @@ class SessionRun:
             status=self.status,
             trajectory=trajectory,
             timing={name: round(seconds, 3) for name, seconds in self.timing.items()},
+            node_id=self._node.node_id,
             error=self.error,
             metadata=dict(self.task.metadata),
         )
 
     async def _end(self, result: SessionResult) -> None:
         ended = msgspec.structs.replace(self.record, state=self.status, error=self.error, updated_at=time.time())
-        await self._node.store.finish_session(ended, result)
+        await self._finish(ended, result)
         self.record = ended
         await self.release()
         self._on_change(ended)
@@ -357,6 +370,25 @@ class _Budget:
             await self._timeout.__aexit__(*error)
         except TimeoutError:
             raise PolarError(f"{self._stage} took longer than its {self._seconds:g} s") from None
+
+
+def ended_before_it_began(
+    record: SessionRecord, task: TaskRequest, error: str, node_id: str
+) -> tuple[SessionRecord, SessionResult]:
+    """A session that can't be run here, as ended: its record and its result."""
+    trajectory = unbuilt([], task.builder, {"polar": polar.__version__, "ended_at": time.time()})
+    trajectory.status, trajectory.error = "ERROR", error
+    result = SessionResult(
+        session_id=record.session_id,
+        task_id=record.task_id,
+        attempt=record.attempt,
+        status="ERROR",
+        trajectory=trajectory,
+        node_id=node_id,
+        error=error,
+        metadata=dict(task.metadata),
+    )
+    return msgspec.structs.replace(record, state="ERROR", error=error, updated_at=time.time()), result
 
 
 def _ended(result: ExecResult) -> str:

@@ -13,6 +13,8 @@ from polar.contract.completion import Completion
 from polar.contract.result import Reconstruction, Trace, Trajectory
 from polar.contract.task import BuilderSpec
 from polar.trajectories import make_builder, rewards
+from polar.trajectories.session import is_trainable
+from polar.trajectories.weights import note_staleness
 
 
 def assemble(
@@ -22,17 +24,23 @@ def assemble(
     status: Literal["COMPLETED", "TIMEOUT", "ERROR"] = "COMPLETED",
     error: str | None = None,
     provenance: Mapping[str, Any] | None = None,
+    policy_version: object = None,
     allow_import: bool = False,
 ) -> Trajectory:
     """The trajectory of one session attempt, without rewards.
 
-    ``metadata["merge_factor"]`` is how many trained completions a trace has on average (0.0 without traces).
+    ``metadata["merge_factor"]`` is how many trained completions a trace has on average (0.0 without traces);
+    ``metadata["warnings"]`` are lines on what would mislead a trainer.
+
+    Args:
+        policy_version: the task's ``metadata.policy_version``, from which the staleness of traces counts.
 
     Raises:
         UsageError: no such builder, or a config that it does not take.
         PolarError: a completion builds on one that is not there.
     """
     traces, reconstruction = make_builder(builder, allow_import).build(completions)
+    note_staleness(traces, policy_version)
     trained = sum(len(trace.completion_ids) for trace in traces)
     shown = _representative(completions, traces)
     return Trajectory(
@@ -47,6 +55,7 @@ def assemble(
             "record_count": len(completions),
             "trace_count": len(traces),
             "merge_factor": trained / len(traces) if traces else 0.0,
+            "warnings": _warnings(completions),
             "reconstruction": to_plain(reconstruction),
             "provenance": dict(provenance or {}),
         },
@@ -83,6 +92,13 @@ def record_evaluation(
     """
     rewards.assign(trajectory.traces, outcome_reward, trace_rewards)
     trajectory.metadata["evaluation"] = {**(evaluation or {}), "outcome_reward": outcome_reward}
+
+
+def _warnings(completions: Sequence[Completion]) -> list[str]:
+    """What the calls that may be trained say of their logprobs and weight versions, each line once."""
+    trainable = [completion.metadata for completion in completions if is_trainable(completion)]
+    lines = (m.get(name) for name in ("logprobs_warning", "weight_version_warning") for m in trainable)
+    return list(dict.fromkeys(line for line in lines if line))
 
 
 def _representative(completions: Sequence[Completion], traces: Sequence[Trace]) -> Completion | None:

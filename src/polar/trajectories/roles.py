@@ -6,19 +6,22 @@ those two decide here:
 
 1. ``role_hint``, where the harness said it, wins.
 2. The session's first call that offers tools (the very first, if none does) defines ``main``.
-3. A call without tools, in a session whose main offers tools, is ``auxiliary``.
+3. A call without tools, in a session whose main offers tools, is ``auxiliary``; so is one whose reply was taken as
+   a summary (see ``summaries.py``).
 4. A call whose leading system text is main's is ``main``: also a fork, or a restart after compaction.
 5. Any other is a ``subagent``.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from polar.capture.graph import SessionGraph
-from polar.contract.chat import Message, Text
+from polar.contract.chat import Message
 from polar.contract.completion import Completion
 from polar.contract.result import TraceRole
+from polar.trajectories.summaries import find_summaries, text_of
 
 ROLES: tuple[TraceRole, ...] = ("main", "subagent", "auxiliary")
 """All roles, the first claims to a shared prefix first."""
@@ -34,12 +37,13 @@ def assign_roles(graph: SessionGraph, completions: Sequence[Completion]) -> dict
     system = _system_texts(graph, completions)
     candidates = [c for c in completions if hints.get(c.completion_id, "main") == "main"] or completions
     main = next((c for c in candidates if c.tools), candidates[0] if candidates else None)
+    summaries = find_summaries(graph, completions, system)
     roles: dict[str, TraceRole] = {}
     for completion in completions:
         name = completion.completion_id
         if name in hints:
             roles[name] = hints[name]
-        elif main is not None and main.tools and not completion.tools:
+        elif name in summaries or (main is not None and main.tools and not completion.tools):
             roles[name] = "auxiliary"
         else:
             same = main is not None and system[name] == system[main.completion_id]
@@ -59,12 +63,5 @@ def _system_texts(graph: SessionGraph, completions: Sequence[Completion]) -> dic
 
 
 def _leading_system(messages: Sequence[Message]) -> str:
-    texts: list[str] = []
-    for message in messages:
-        if message.role != "system":
-            break
-        content = message.content
-        texts.append(
-            content if isinstance(content, str) else "".join(part.text for part in content if isinstance(part, Text))
-        )
-    return "\n\n".join(texts)
+    leading = itertools.takewhile(lambda message: message.role == "system", messages)
+    return "\n\n".join(map(text_of, leading))

@@ -18,6 +18,7 @@ from polar.contract.chat import Image, Message
 from polar.contract.completion import Completion
 from polar.contract.result import Trace, TraceRole
 from polar.trajectories.session import Session
+from polar.trajectories.weights import weight_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,10 @@ def _metadata(
     temperatures = {completion.sampling.temperature for completion in trained}
     if len(temperatures) == 1 and None not in temperatures:
         metadata["temperature"] = temperatures.pop()
-    names = session.named_versions(trained)
-    if names:
-        metadata["weight_version_names"] = names
-    return metadata
+    logprobs = {completion.metadata.get("logprobs") for completion in trained} - {None}
+    if logprobs:
+        metadata["logprobs"] = logprobs.pop() if len(logprobs) == 1 else "mixed"
+    return {**metadata, **weight_range(session, trained)}
 
 
 def _images(messages: Sequence[Message]) -> tuple[str, ...]:

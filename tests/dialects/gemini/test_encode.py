@@ -122,9 +122,10 @@ def test_every_chunk_has_a_part_and_no_part_is_bare() -> None:
             assert all(parts_of(chunk))
 
 
-def test_nothing_is_sent_to_an_event_stream_while_nothing_happens() -> None:
+def test_while_nothing_happens_an_event_stream_gets_a_chunk_with_an_empty_text() -> None:
     encoder = Gemini().stream(parse(path=STREAM))
-    assert encoder.keepalive == b""
+    [life] = events(encoder.keepalive)
+    assert parts_of(life) == [{"text": ""}]
     assert encoder.content_type.startswith("text/event-stream")
     assert encoder.start("abc", 1.5, "m", 10) == b""
 

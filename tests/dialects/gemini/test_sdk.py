@@ -11,7 +11,7 @@ import pytest
 from google.genai import errors, types
 
 from polar.gateway import app
-from tests.dialects.gemini.conftest import BASH, client, user
+from tests.dialects.gemini.conftest import BASH, client, events, parts_of, user
 from tests.gateway.conftest import World
 from tests.support.script import Step
 
@@ -217,22 +217,63 @@ async def post(world: World, route: str, handle: Any, **fields: Any) -> None:
             await handle(response)
 
 
-async def test_headers_come_at_once_and_no_byte_before_the_first_chunk(make_world, monkeypatch) -> None:
-    """Gemini CLI gives up after 60 seconds without headers, and breaks on anything that is not a chunk."""
+async def test_headers_come_at_once_and_nothing_but_chunks_while_nothing_happens(make_world, monkeypatch) -> None:
+    """Gemini CLI gives up after 60 seconds without headers or 300 without a byte, and breaks on comments."""
     monkeypatch.setattr(app, "FIRST_BYTE", 0.01)
     monkeypatch.setattr(app, "KEEPALIVE", 0.01)
     world: World = await make_world([Step(text="Fine.", hold_after=0)])
 
     async def handle(response: aiohttp.ClientResponse) -> None:
         assert response.status == 200
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(response.content.readany(), 0.1)
+        for _ in range(2):
+            life = json.loads((await response.content.readuntil(b"\n\n")).removeprefix(b"data: "))
+            assert parts_of(life) == [{"text": ""}]
         world.model.release()
-        *chunks, rest = (await response.read()).split(b"\n\n")
-        assert rest == b""
-        assert all(chunk.startswith(b"data: {") for chunk in chunks)
+        chunks = events(await response.read())
+        assert "".join(part["text"] for part in parts_of(*chunks)) == "Fine."
+        assert [chunk["candidates"][0].get("finishReason") for chunk in chunks if "usageMetadata" in chunk] == [
+            "STOP"
+        ]
 
     await post(world, "streamGenerateContent?alt=sse", handle)
+
+
+async def test_a_call_that_is_held_back_is_no_silence(make_world, monkeypatch) -> None:
+    monkeypatch.setattr(app, "KEEPALIVE", 0.01)
+    monkeypatch.setattr(app, "FIRST_BYTE", 0.01)
+    world: World = await make_world([Step(text=CALL, token_delay=0.02)])
+
+    async def handle(response: aiohttp.ClientResponse) -> None:
+        *early, last = events(await response.read())
+        assert len(early) > 2
+        assert {part["text"] for part in parts_of(*early)} == {""}
+        assert parts_of(last)[0]["functionCall"]["args"] == {"command": "ls -la", "timeout": 2.0}
+
+    await post(world, "streamGenerateContent?alt=sse", handle, tools=[{"functionDeclarations": [BASH]}])
+
+
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+async def test_signs_of_life_leave_no_trace_in_a_chat_of_the_sdk(make_world, monkeypatch, sync) -> None:
+    monkeypatch.setattr(app, "FIRST_BYTE", 0.01)
+    monkeypatch.setattr(app, "KEEPALIVE", 0.01)
+    world: World = await make_world([Step(text="It is Paris.", token_delay=0.03), Step(text="It is Madrid.")])
+    google = client(world)
+    if sync:
+
+        def talk() -> list[str]:
+            chat = google.chats.create(model="m")
+            return ["".join(c.text for c in chat.send_message_stream(ask)) for ask in ("capital?", "and of Spain?")]
+
+        said = await asyncio.to_thread(talk)
+    else:
+        chat = google.aio.chats.create(model="m")
+        said = [
+            "".join([c.text async for c in await chat.send_message_stream(ask)])
+            for ask in ("capital?", "and of Spain?")
+        ]
+    assert said == ["It is Paris.", "It is Madrid."]
+    one, two = await world.completions()
+    assert (two.parent_id, two.split) == (one.completion_id, None)
 
 
 async def test_without_sse_a_stream_is_a_json_array(make_world, monkeypatch) -> None:

@@ -170,15 +170,6 @@ async def test_a_websocket_is_refused_in_the_way_that_makes_codex_fall_back_at_o
         assert caught.value.status == 426
 
 
-async def test_plain_completions_are_refused_in_words(make_world) -> None:
-    world: World = await make_world([Step(text="Fine.")])
-    for prompt in ("Once upon", [1, 2, 3]):
-        with pytest.raises(openai.BadRequestError) as caught:
-            await world.client().completions.create(model="m", prompt=prompt)
-        assert "/v1/chat/completions" in str(caught.value)
-    assert await world.completions() == []
-
-
 async def test_fifty_calls_at_once_are_fifty_completions(make_world) -> None:
     world: World = await make_world(lambda _: Step(text="Fine."))
     client = world.client()

@@ -1,0 +1,165 @@
+"""Who gives out sessions and takes what has come of them: the rollout server, as a gateway node sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol, TypeVar
+
+import aiohttp
+import msgspec
+
+from polar.contract.arrays import from_json, to_json
+from polar.contract.errors import PolarError, UsageError
+from polar.contract.rollout import Claim, Delivery, Heartbeat, HeartbeatReply, Lease, NodeSpec, Release
+from polar.store.base import StoreConflict
+
+T = TypeVar("T")
+
+_SECONDS = 30.0
+"""For one exchange, beyond what it is asked to wait."""
+
+
+class Unreachable(PolarError):
+    """The server did not answer, or not now: what was asked may be asked again."""
+
+
+class Coordinator(Protocol):
+    """The rollout server's side of a node. Every method may be repeated without harm.
+
+    Any of these raises Unreachable where the server can't be had now.
+    """
+
+    async def register(self, spec: NodeSpec) -> None:
+        """This node is here.
+
+        Raises:
+            UsageError: the server does not take it.
+        """
+        ...
+
+    async def claim(self, claim: Claim) -> list[Lease]:
+        """Sessions to run, each under a lease."""
+        ...
+
+    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        """Renew the leases that are held; what else has happened to them."""
+        ...
+
+    async def deliver(self, delivery: Delivery) -> None:
+        """Hand over captured calls and a result.
+
+        Raises:
+            StoreConflict: refused for good: the attempt is over.
+        """
+        ...
+
+    async def release(self, release: Release) -> None:
+        """Hand a session back."""
+        ...
+
+
+class Dispatcher(Protocol):
+    """A rollout server in this process."""
+
+    async def register(self, spec: NodeSpec) -> object: ...
+
+    async def claim(self, node_id: str, claim: Claim) -> list[Lease]: ...
+
+    async def heartbeat(self, node_id: str, beat: Heartbeat) -> HeartbeatReply: ...
+
+    async def deliver(self, node_id: str, delivery: Delivery) -> None: ...
+
+    async def release(self, node_id: str, release: Release) -> None: ...
+
+
+class LocalCoordinator:
+    """The rollout server of this process."""
+
+    def __init__(self, dispatch: Dispatcher, node_id: str) -> None:
+        self._dispatch = dispatch
+        self._node_id = node_id
+
+    async def register(self, spec: NodeSpec) -> None:
+        await self._dispatch.register(spec)
+
+    async def claim(self, claim: Claim) -> list[Lease]:
+        return await self._dispatch.claim(self._node_id, claim)
+
+    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        return await self._dispatch.heartbeat(self._node_id, beat)
+
+    async def deliver(self, delivery: Delivery) -> None:
+        await self._dispatch.deliver(self._node_id, delivery)
+
+    async def release(self, release: Release) -> None:
+        await self._dispatch.release(self._node_id, release)
+
+
+class HttpCoordinator:
+    """A rollout server behind a URL.
+
+    Args:
+        url: the server's root, such as ``http://10.0.0.1:8080``.
+        token: the node credential.
+    """
+
+    def __init__(self, url: str, node_id: str, token: str) -> None:
+        self.url = url.rstrip("/")
+        self._node = f"{self.url}/nodes/{node_id}"
+        self._token = token
+        self._http: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        if self._http is not None:
+            await self._http.close()
+
+    async def register(self, spec: NodeSpec) -> None:
+        await self._post(f"{self.url}/nodes/register", spec, Any)
+
+    async def claim(self, claim: Claim) -> list[Lease]:
+        return await self._post(f"{self._node}/claim", claim, list[Lease], wait=claim.wait)
+
+    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        return await self._post(f"{self._node}/heartbeat", beat, HeartbeatReply)
+
+    async def deliver(self, delivery: Delivery) -> None:
+        body = await asyncio.to_thread(to_json, delivery) if delivery.completions else to_json(delivery)
+        await self._post(f"{self._node}/deliveries", body, Any)
+
+    async def release(self, release: Release) -> None:
+        await self._post(f"{self._node}/release", release, Any)
+
+    async def _post(self, url: str, body: Any, kind: type[T], *, wait: float = 0.0) -> T:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"})
+        data = body if isinstance(body, bytes) else to_json(body)
+        try:
+            async with (
+                asyncio.timeout(_SECONDS + wait),
+                self._http.post(url, data=data, headers={"Content-Type": "application/json"}) as response,
+            ):
+                answer = await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Unreachable(f"{url}: {' '.join(str(error).split()) or type(error).__name__}") from None
+        if response.status >= 400:
+            raise _refused(url, response.status, answer)
+        try:
+            return from_json(answer, kind)
+        except msgspec.DecodeError as error:
+            raise Unreachable(f"{url} answered what is no answer of a rollout server ({error})") from None
+
+
+def _refused(url: str, status: int, answer: bytes) -> PolarError:
+    try:
+        detail = msgspec.json.decode(answer)["detail"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        detail = answer[:200].decode("utf-8", "replace")
+    line = f"{url} answered {status}: {detail}"
+    if status == 409:
+        return StoreConflict(line)
+    if status in (401, 403):
+        return UsageError(f"{line}: set POLAR_NODE_TOKEN to the server's node token")
+    if status in (400, 404, 405, 413, 422):
+        return UsageError(line)
+    return Unreachable(line)

@@ -1,0 +1,97 @@
+"""Ids in, ids out with the engine's own rendering, where the model's tokenizer is not at hand here.
+
+Without a tokenizer nothing can be proven about what a template would append, so every prompt is rendered whole:
+a conversation stays one trace where its rendering begins with the ids that were sampled, and splits elsewhere.
+A reply is parsed when it is whole; its client sees it then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+
+from polar.contract.chat import Chat, Delta, FinishReason, Message, ReasoningDelta, TextDelta, ToolCallDelta
+from polar.contract.completion import Mode
+from polar.engines.base import EngineInfo, RenderingEngine
+from polar.gateway.backends import Begun, Context, Ended, Event, Piece, fit, refuse_images
+from polar.gateway.constraints import heed
+from polar.gateway.continuing import Continuing
+from polar.rendering.plain import PlainText
+
+
+class RenderRouteBackend:
+    """A rendering engine, made ready for the pipeline."""
+
+    mode: Mode = "tito"
+    plain: PlainText | None = None
+
+    def __init__(self, engine: RenderingEngine) -> None:
+        self.engine = engine
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.engine.info
+
+    async def run(self, chat: Chat, context: Context, *, stream: bool) -> AsyncGenerator[Event, None]:
+        refuse_images(chat)
+        prompt = await self.engine.render(chat)
+        chat, warnings = heed(chat, self.info)
+        chat = fit(chat, len(prompt), self.info)
+        yield Begun(prompt, warnings=warnings, constrained=chat.response_format is not None)
+        sampling = Continuing(
+            self.engine,
+            prompt,
+            chat.sampling,
+            stop_ids=frozenset(),
+            call_id=context.call_id,
+            affinity=context.affinity,
+            admission=context.admission,
+            response_format=chat.response_format,
+        )
+        sampled: list[int] = []
+        finish: FinishReason = "abort"
+        stop: str | None = None
+        async with aclosing(sampling.chunks()) as chunks:
+            async for chunk in chunks:
+                sampled += chunk.ids
+                finish, stop = chunk.finish_reason or finish, chunk.stop_sequence
+                yield Piece((), chunk.ids, chunk.logprobs, chunk.weight_version, chunk.weight_spans)
+        # Without a stop string, what ended the reply is an id of its own, which is no text.
+        text = sampled[:-1] if finish == "stop" and stop is None else sampled
+        message = _cut(await self.engine.read(chat, prompt, text, finish), stop)
+        if finish == "stop" and message.tool_calls:
+            finish = "tool_calls"
+        yield Piece(_deltas(message))
+        yield Ended(
+            message,
+            finish,
+            stop,
+            usage=sampling.usage,
+            cached_tokens=sampling.cached_tokens,
+            limit=chat.sampling.max_tokens,
+            stops=sampling.stops,
+        )
+
+    async def count(self, chat: Chat) -> int:
+        refuse_images(chat)
+        return len(await self.engine.render(chat))
+
+
+def _cut(message: Message, stop: str | None) -> Message:
+    """The message as far as a stop string."""
+    if stop is None or not isinstance(message.content, str):
+        return message
+    return msgspec.structs.replace(message, content=message.content.partition(stop)[0])
+
+
+def _deltas(message: Message) -> list[Delta]:
+    """What a client sees of a message that comes all at once."""
+    deltas: list[Delta] = []
+    if message.reasoning:
+        deltas.append(ReasoningDelta(message.reasoning))
+    if message.content and isinstance(message.content, str):
+        deltas.append(TextDelta(message.content))
+    calls = enumerate(message.tool_calls)
+    return [*deltas, *(ToolCallDelta(place, call.arguments, id=call.id, name=call.name) for place, call in calls)]

@@ -1,0 +1,292 @@
+"""A gateway node at work: it claims sessions when it has room, keeps their leases alive, takes them through their
+stages, and hands over what it captured and what came of it.
+
+A server that can't be reached stops nothing: sessions go on, their calls and results wait in the node's journal.
+A lease that was lost while nobody could say so does no harm either, since what is written under it is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from polar.contract.errors import PolarError, UsageError
+from polar.contract.result import SessionResult
+from polar.contract.rollout import Claim, Delivery, Heartbeat, Held, Lease, NodeSpec, Release
+from polar.contract.task import TaskRequest
+from polar.gateway.coordinator import Coordinator, Unreachable
+from polar.gateway.lifecycle import Stages
+from polar.gateway.node import Node
+from polar.gateway.session_run import Parts, SessionRun, ended_before_it_began
+from polar.store.base import SessionRecord, StoreConflict
+from polar.store.journal import Journal
+
+log = logging.getLogger("polar.node")
+
+HEARTBEAT_SECONDS = 2.0
+CLAIM_WAIT = 20.0
+"""How long one question for sessions stays open at the server."""
+SHIP_EVERY = 1.0
+"""Seconds after which captured calls are handed over, when no session has ended before."""
+SHIP_AT_ONCE = 64
+_PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Seconds between tries while the server can't be reached."""
+_PARTS_KEPT = 256
+ILL_SECONDS = 5.0
+"""How long no session is claimed after one could not be kept."""
+
+MakeParts = Callable[[TaskRequest], Awaitable[Parts]]
+
+
+class Worker:
+    """Runs sessions for a rollout server.
+
+    Args:
+        node: engine, proxy and store. The store is the ledger itself, or this node's own journal.
+        journal: the node's store, where that is not the ledger: what is in it is handed over.
+        make_parts: looks up what a task needs, on this machine.
+        on_change: told of every new state of a session, after it is on disk.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        coordinator: Coordinator,
+        spec: NodeSpec,
+        stages: Stages,
+        make_parts: MakeParts,
+        *,
+        journal: Journal | None = None,
+        on_change: Callable[[SessionRecord], None] = lambda _: None,
+    ) -> None:
+        self.spec = spec
+        self.stages = stages
+        self.draining = False
+        self._node = node
+        self._coordinator = coordinator
+        self._make_parts = make_parts
+        self._journal = journal
+        self._on_change = on_change
+        self._ill_until = 0.0
+        self._runs: dict[str, tuple[SessionRun, asyncio.Task[None]]] = {}
+        self._parts: dict[str, Parts] = {}
+        self._room = asyncio.Event()
+        self._to_ship = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def held(self) -> list[Held]:
+        """The session attempts that this node runs, and where they stand."""
+        records = [run.record for run, _ in self._runs.values()]
+        return [Held(session_id=r.session_id, attempt=r.attempt, state=r.state) for r in records]
+
+    async def work(self) -> None:
+        """Claim and run sessions, until cancelled; what still ran then is cut off, and its leases lapse.
+
+        Raises:
+            UsageError: the server does not take this node.
+        """
+        await self._persist(lambda: self._coordinator.register(self.spec))
+        loops: list[Coroutine[Any, Any, None]] = [self._claim_all(), self._beat()]
+        if self._journal is not None:
+            loops.append(self._ship_all(self._journal))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for loop in loops:
+                    group.create_task(loop)
+        except* PolarError as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            await self._cut_off()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more sessions, and wait until those that run have ended; those that have not after ``seconds`` are
+        handed back, to be run again elsewhere. What was captured and finished is handed over."""
+        self.draining = True
+        self._room.set()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            left = [run.record for run, _ in self._runs.values()]
+            await self._cut_off()
+            for record in left:
+                release = Release(session_id=record.session_id, attempt=record.attempt)
+                await self._try(self._coordinator.release(release))
+        if self._journal is not None:
+            await self._try(self._ship(self._journal))
+
+    # ---- sessions ----------------------------------------------------------------------------------------
+
+    async def _claim_all(self) -> None:
+        while True:
+            self._room.clear()
+            await asyncio.sleep(max(0.0, self._ill_until - time.monotonic()))
+            if self.draining or not self._free():
+                await self._room.wait()
+                continue
+            claim = Claim(room=self._free(), wait=CLAIM_WAIT, claim_id=secrets.token_hex(8))
+            leases = await self._persist(functools.partial(self._coordinator.claim, claim))
+            for lease in leases:
+                await self._begin(lease)
+
+    def _free(self) -> int:
+        """Places in INIT that no session is on its way to."""
+        before = ("REGISTERED", "INITIALIZING")
+        return self.stages.pools.init - sum(run.record.state in before for run, _ in self._runs.values())
+
+    async def _begin(self, lease: Lease) -> None:
+        record = SessionRecord(
+            session_id=lease.session_id,
+            task_id=lease.task_id,
+            sample_index=lease.sample_index,
+            attempt=lease.attempt,
+            created_at=lease.created_at,
+            updated_at=time.time(),
+        )
+        if lease.session_id in self._runs:
+            return  # the same lease, told twice
+        try:
+            if self._journal is not None:
+                await self._journal.put_task(lease.task)
+                await self._journal.put_session(record)
+            parts = await self._parts_of(lease.task)
+        except (PolarError, OSError) as error:
+            await self._try(self._end_at_once(record, lease.task, str(error)))
+            return
+        run = SessionRun(self._node, lease.task, record, parts, self._changed, self._finish)
+        task = asyncio.create_task(self._live(run))
+        self._runs[record.session_id] = run, task
+        self._idle.clear()
+
+    async def _parts_of(self, task: TaskRequest) -> Parts:
+        if task.task_id not in self._parts:
+            while len(self._parts) >= _PARTS_KEPT:
+                del self._parts[next(iter(self._parts))]
+            self._parts[task.task_id] = await self._make_parts(task)
+        return self._parts[task.task_id]
+
+    async def _end_at_once(self, record: SessionRecord, task: TaskRequest, error: str) -> None:
+        ended, result = ended_before_it_began(record, task, error, self.spec.node_id)
+        await self._finish(ended, result)
+        self._changed(ended)
+        self._to_ship.set()
+
+    async def _finish(self, record: SessionRecord, result: SessionResult) -> None:
+        """Into the journal, from where it is handed over; without one the store is the ledger itself."""
+        if self._journal is not None:
+            await self._journal.finish_session(record, result)
+        else:
+            delivery = Delivery(session_id=record.session_id, attempt=record.attempt, result=result)
+            await self._coordinator.deliver(delivery)
+
+    async def _live(self, run: SessionRun) -> None:
+        try:
+            await self.stages.live(run)
+        except StoreConflict as error:
+            log.warning("session %s: %s", run.record.session_id, error)
+        except PolarError as error:  # the store's word, such as a full disk: no session's fault
+            log.error("session %s is given up here, to be run again: %s", run.record.session_id, error)
+            self._ill_until = time.monotonic() + ILL_SECONDS
+            release = Release(session_id=run.record.session_id, attempt=run.record.attempt)
+            await self._try(self._coordinator.release(release))
+        finally:
+            del self._runs[run.record.session_id]
+            self._room.set()
+            self._to_ship.set()
+            if not self._runs:
+                self._idle.set()
+
+    def _changed(self, record: SessionRecord) -> None:
+        self._room.set()
+        self._on_change(record)
+
+    async def _cut_off(self, *names: str) -> None:
+        """End what runs here, leaving no trace of an end: these sessions, or all."""
+        tasks = [self._runs[name][1] for name in names or list(self._runs) if name in self._runs]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # ---- leases ------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                reply = await self._coordinator.heartbeat(Heartbeat(held=self.held, load=self.stages.load()))
+            except Unreachable as error:
+                log.warning("no heartbeat: %s", error)
+            except UsageError as error:  # the server has forgotten this node
+                log.warning("registering again: %s", error)
+                await self._persist(lambda: self._coordinator.register(self.spec))
+            else:
+                for name in reply.cancelled:
+                    if name in self._runs:
+                        self._runs[name][0].stop("cancelled")
+                if reply.lost:
+                    log.warning("lost the leases of %s: they are run elsewhere, or have ended", ", ".join(reply.lost))
+                    await self._cut_off(*reply.lost)
+                if reply.drain and not self.draining:
+                    log.info("draining: no more sessions are taken")
+                    self.draining = True
+            await asyncio.sleep(HEARTBEAT_SECONDS - min(HEARTBEAT_SECONDS, time.monotonic() - began))
+
+    # ---- handing over ------------------------------------------------------------------------------------
+
+    async def _ship_all(self, journal: Journal) -> None:
+        while True:
+            await self._persist(lambda: self._ship(journal))
+            try:
+                async with asyncio.timeout(SHIP_EVERY):
+                    await self._to_ship.wait()
+            except TimeoutError:
+                pass
+            self._to_ship.clear()
+
+    async def _ship(self, journal: Journal) -> None:
+        """Hand over all that was not yet: first the calls, then the results, so that a result's calls are there."""
+        while completions := await journal.unshipped(SHIP_AT_ONCE):
+            first = completions[0]
+            of_one = [c for c in completions if (c.session_id, c.attempt) == (first.session_id, first.attempt)]
+            delivery = Delivery(session_id=first.session_id, attempt=first.attempt, completions=of_one)
+            await self._hand_over(delivery)
+            await journal.shipped([completion.completion_id for completion in of_one])
+        for result in await journal.undelivered():
+            await self._hand_over(Delivery(session_id=result.session_id, attempt=result.attempt, result=result))
+            await journal.delivered(result.session_id, result.attempt)
+
+    async def _hand_over(self, delivery: Delivery) -> None:
+        try:
+            await self._coordinator.deliver(delivery)
+        except (StoreConflict, UsageError) as error:
+            # Refused for good. It stays in this journal, and is not offered again.
+            log.warning("session %s attempt %d: %s", delivery.session_id, delivery.attempt, error)
+
+    # ---- a server that is away ---------------------------------------------------------------------------
+
+    async def _persist(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Ask until the server answers."""
+        tries = 0
+        while True:
+            try:
+                return await ask()
+            except Unreachable as error:
+                pause = _PAUSES[min(tries, len(_PAUSES) - 1)]
+                if tries in (0, 5):
+                    log.warning("the rollout server can't be reached: %s; trying again", error)
+                tries += 1
+                await asyncio.sleep(pause)
+
+    async def _try(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except PolarError as error:
+            log.warning("%s", error)

@@ -14,8 +14,11 @@ from polar.contract.errors import UsageError
 from polar.contract.task import ID_PATTERN, TaskRequest
 
 
-def load_task(path: Path) -> TaskRequest:
+def load_task(path: Path, samples: int | None = None, builder: str | None = None) -> TaskRequest:
     """A task file (YAML or JSON).
+
+    Args:
+        samples, builder: the number of sessions and the builder's strategy, instead of the file's own.
 
     Raises:
         UsageError: it can't be read or does not say a task; the message names file and field.
@@ -32,6 +35,9 @@ def load_task(path: Path) -> TaskRequest:
         data = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if isinstance(data, dict):
+        data |= {} if samples is None else {"num_samples": samples}
+        data |= {} if builder is None else {"builder": {"strategy": builder}}
     return parse_task(data, str(path))
 
 
@@ -72,9 +78,14 @@ def _problem(task: TaskRequest) -> str | None:
     usable = task.early_stop_min_usable_sessions
     if usable is not None and not 1 <= usable <= task.num_samples:
         return "early_stop_min_usable_sessions must be from 1 to num_samples"
-    for name in ("timeout_seconds", "agent_timeout_seconds"):
-        seconds = getattr(task, name)
-        if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+    limits = {
+        "timeout_seconds": task.timeout_seconds,
+        "agent_timeout_seconds": task.agent_timeout_seconds,
+        "metadata.agent_timeout": task.metadata.get("agent_timeout"),
+    }
+    for name, seconds in limits.items():
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (number and math.isfinite(seconds) and seconds > 0):
             return f"{name} must be a number of seconds over 0"
     sampling = task.sampling
     if sampling.temperature is not None and not 0 <= sampling.temperature < math.inf:
@@ -90,4 +101,4 @@ def _problem(task: TaskRequest) -> str | None:
 
 def session_id(task: TaskRequest, sample: int) -> str:
     """The id of a task's n-th session."""
-    return f"{task.task_id}-{sample}"
+    return task.session_id(sample)

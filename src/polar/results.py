@@ -22,6 +22,7 @@ from polar.store import open_store
 from polar.store.base import Store
 from polar.trajectories.assemble import assemble, record_evaluation, unbuilt
 from polar.trajectories.export import export
+from polar.trajectories.weights import WeightSummary
 
 T = TypeVar("T")
 
@@ -64,10 +65,20 @@ async def rebuild(
     task = await store.task(result.task_id)
     stored = result.trajectory
     completions = await store.completions(result.session_id, result.attempt)
-    spec = builder or (task.builder if task else BuilderSpec())
+    # A bare capture session has no task; its builder is the one that it was stored with.
+    spec = builder or (
+        task.builder if task else BuilderSpec(strategy=stored.metadata.get("builder", "prefix_merging"))
+    )
     provenance = stored.metadata.get("provenance") or {}
     try:
-        trajectory = assemble(completions, spec, provenance=provenance, allow_import=allow_import)
+        trajectory = await asyncio.to_thread(
+            assemble,
+            completions,
+            spec,
+            provenance=provenance,
+            policy_version=result.metadata.get("policy_version"),
+            allow_import=allow_import,
+        )
     except UsageError:
         raise
     except Exception as error:
@@ -179,6 +190,8 @@ class Report:
         self._fates: Counter[str] = Counter()
         self._splits: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
+        self._warnings: Counter[str] = Counter()
+        self._weights = WeightSummary()
         self._rewards: list[float] = []
         self._by_task: dict[str, list[float | None]] = {}
         self._timing: dict[str, list[float]] = {}
@@ -205,13 +218,18 @@ class Report:
         self._traces += len(result.trajectory.traces)
         self._trained += sum(len(trace.completion_ids) for trace in result.trajectory.traces)
         self._tokens += reconstruction["tokens_trained"]
+        self._warnings.update(metadata.get("warnings") or ())
+        for trace in result.trajectory.traces:
+            self._weights.add(trace)
 
     def body(self, tasks: list[TaskRequest], *, unfinished: int) -> dict[str, Any]:
-        """The report as plain data. Times are mean seconds by stage."""
+        """The report as plain data. Times are mean seconds by stage; errors and warnings count sessions."""
+        requested = {task.task_id: task.num_samples for task in tasks}
+        none: dict[str, list[float | None]] = {name: [] for name in requested}
         return {
             "tasks": {
-                task.task_id: {"requested": task.num_samples, "rewards": self._by_task.get(task.task_id, [])}
-                for task in tasks
+                name: {"requested": requested.get(name, len(rewards)), "rewards": rewards}
+                for name, rewards in (none | self._by_task).items()
             },
             "sessions": {"ended": self.sessions, "unfinished": unfinished, **self._status},
             "mean_reward": statistics.fmean(self._rewards) if self._rewards else None,
@@ -219,9 +237,11 @@ class Report:
             "traces": self._traces,
             "merge_factor": self._trained / self._traces if self._traces else 0.0,
             "tokens_trained": self._tokens,
+            "weights": self._weights.body(),
             "splits": dict(self._splits),
             "seconds": {stage: round(statistics.fmean(each), 3) for stage, each in self._timing.items()},
             "errors": dict(self._errors),
+            "warnings": dict(self._warnings),
         }
 
 

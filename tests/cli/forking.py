@@ -35,7 +35,7 @@ def _become(request: dict[str, Any]) -> None:
 
 def main() -> None:
     with suppress(PolarError):  # what is imported when used is imported here
-        polar.cli.app(["run", f"{os.devnull}/task.yaml"], standalone_mode=False)
+        polar.cli.command_line(["run"])(["run", f"{os.devnull}/task.yaml"], standalone_mode=False)
     gc.freeze()  # so that a child leaves these pages alone
     requests = sys.stdin.buffer
     while line := requests.readline():

@@ -9,31 +9,50 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 from typing import NoReturn
 
 import typer
 
 import polar
-from polar.cli import capture, demo, doctor, export, run, show
 from polar.contract.errors import PolarError, UsageError
 
-app = typer.Typer(
-    name="polar",
-    help="Reinforcement learning over agent harnesses as they are.",
-    no_args_is_help=False,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode=None,
-)
-app.command("demo")(demo.demo)
-app.command(
-    "capture",
-    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
-)(capture.capture)
-app.command("run")(run.run)
-app.command("show")(show.show)
-app.command("export")(export.export_command)
-app.command("doctor")(doctor.doctor)
+COMMANDS = {
+    "demo": "demo:demo",
+    "capture": "capture:capture",
+    "run": "run:run",
+    "serve": "serve:serve",
+    "submit": "service:submit",
+    "status": "service:status",
+    "results": "service:results",
+    "cancel": "service:cancel",
+    "nodes": "service:nodes",
+    "drain": "service:drain",
+    "show": "show:show",
+    "export": "export:export_command",
+    "doctor": "doctor:doctor",
+}
+"""Where each command is. Only the one that is called is imported: the others bring much that it does not need."""
+
+
+def command_line(names: Iterable[str]) -> typer.Typer:
+    """The command line with these commands."""
+    app = typer.Typer(
+        name="polar",
+        help="Reinforcement learning over agent harnesses as they are.",
+        no_args_is_help=False,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_main)
+    for name in names:
+        module, _, function = COMMANDS[name].partition(":")
+        # What follows the command of ``capture`` is that command's own.
+        settings = {"allow_interspersed_args": False, "ignore_unknown_options": False} if name == "capture" else {}
+        app.command(name, context_settings=settings)(getattr(import_module(f"polar.cli.{module}"), function))
+    return app
 
 
 def _version(wanted: bool) -> None:
@@ -42,7 +61,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _main(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
@@ -57,8 +75,14 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    args = sys.argv[1:] or ["--help"]
+    named = next((arg for arg in args if not arg.startswith("-")), None)
+    if named in COMMANDS:
+        chosen: Iterable[str] = [named]
+    else:
+        chosen = [] if "--version" in args else COMMANDS
     try:
-        sys.exit(app(sys.argv[1:] or ["--help"], prog_name="polar", standalone_mode=False))
+        sys.exit(command_line(chosen)(args, prog_name="polar", standalone_mode=False))
     except PolarError as error:
         _fail(str(error), error.exit_code)
     except typer.Abort:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from rich.text import Text
 import polar
 from polar.cli import options, screen
 from polar.contract.errors import PolarError
-from polar.engines import DEFAULT_MODEL, make_engine
+from polar.engines import DEFAULT_MODEL
+from polar.engines.probing import probe
 from polar.harnesses import by_name, names
 from polar.harnesses.install import install
 from polar.runtimes import backend
@@ -45,7 +47,7 @@ def doctor(
         install(name, screen.err.print)
     checks = [_python(), *_engines(), _runtime(), *_harnesses()]
     if engine_url:
-        checks.append(_server(engine_url, model))
+        checks.extend(_server(engine_url, model))
     if as_json:
         print(json.dumps([check._asdict() for check in checks]))
     else:
@@ -101,17 +103,13 @@ def _harnesses() -> Iterator[Check]:
             yield Check(f"harness {name}", True, f"{found.version}{pinned}")
 
 
-def _server(url: str, model: str | None) -> Check:
-    async def ask() -> str:
-        engine = make_engine("openai", url=url, model=model)
-        await engine.start()
-        try:
-            info = engine.info
-            return f"{info.model}, context {info.context_length}, chat mode"
-        finally:
-            await engine.close()
-
+def _server(url: str, model: str | None) -> Iterator[Check]:
+    """What the server was seen to do, then what it can't give; last, whether it is of use."""
     try:
-        return Check(f"engine {url}", True, asyncio.run(ask()))
+        found = asyncio.run(probe(url, model, api_key=os.environ.get("POLAR_ENGINE_API_KEY")))
     except PolarError as error:
-        return Check(f"engine {url}", False, str(error))
+        yield Check(f"engine {url}", False, str(error))
+        return
+    for lack in found.missing:
+        yield Check(f"engine {url}", False, f"no {lack.what}", lack.fix)
+    yield Check(f"engine {url}", bool(found.token_route or found.chat_ids), found.summary())

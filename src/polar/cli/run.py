@@ -18,7 +18,7 @@ import uvloop
 from polar.cli import options, screen
 from polar.config import load_task
 from polar.contract.errors import PolarError, UsageError
-from polar.contract.task import BuilderSpec, TaskRequest
+from polar.contract.task import TaskRequest
 from polar.engines import make_engine
 from polar.gateway.lifecycle import Pools
 from polar.gateway.node import Node
@@ -34,6 +34,9 @@ def run(
     engine_url: options.EngineURL = None,
     model: options.Model = None,
     mode: options.Mode = None,
+    tokenizer: options.Tokenizer = None,
+    buffer_replies: options.BufferReplies = False,
+    allow_missing_token_ids: options.AllowMissingTokenIds = False,
     builder: Annotated[str | None, typer.Option("--builder", help="prefix_merging or per_request.")] = None,
     out: options.Out = None,
     store: Annotated[str | None, typer.Option("--store", help="Store URL; by default in the results folder.")] = None,
@@ -45,7 +48,7 @@ def run(
     """Run tasks here, in one process. Run again with the same --out to go on where it was cut off."""
     if allow_import:
         sys.path.insert(0, str(Path.cwd()))  # where a user keeps classes of their own
-    requests = [_override(load_task(path), samples, builder) for path in tasks]
+    requests = [load_task(path, samples, builder) for path in tasks]
     if len({task.task_id for task in requests}) < len(requests):
         raise UsageError("two of these tasks have the same task_id")
     folder = out or Path("results") / f"{requests[0].task_id}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -53,13 +56,23 @@ def run(
         if task.callback_url:
             screen.err.print(f"{task.task_id}: callback_url is for the service; polar run writes a folder")
     settings = Settings(
-        engine=lambda: make_engine(engine, url=engine_url, model=model, mode=mode, progress=screen.err.print),
+        engine=lambda: make_engine(
+            engine,
+            url=engine_url,
+            model=model,
+            mode=mode,
+            tokenizer=tokenizer,
+            require_token_ids=not allow_missing_token_ids,
+            progress=screen.err.print,
+        ),
         folder=folder,
         store=store,
         sandbox="none" if no_sandbox else "bubblewrap",
         allow_import=allow_import,
         pools=Pools(run=workers, init=min(workers, 4)),
         quiet=as_json,
+        buffer_replies=buffer_replies,
+        require_token_ids=not allow_missing_token_ids,
     )
     report = run_to_end(requests, settings)
     if as_json:
@@ -80,6 +93,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allow_import: bool = False
     pools: Pools = Pools()
     quiet: bool = False
+    buffer_replies: bool = False
+    require_token_ids: bool = True
 
 
 def run_to_end(requests: list[TaskRequest], settings: Settings) -> dict[str, Any]:
@@ -115,7 +130,13 @@ async def run_folder(requests: list[TaskRequest], settings: Settings) -> dict[st
     engine = await asyncio.to_thread(settings.engine)
     require_writable(folder)
     store = open_store(settings.store or str(folder / DATABASE))
-    node = Node(engine, store, folder)
+    node = Node(
+        engine,
+        store,
+        folder,
+        buffer_replies=settings.buffer_replies,
+        require_token_ids=settings.require_token_ids,
+    )
     await node.start()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,11 +145,3 @@ async def run_folder(requests: list[TaskRequest], settings: Settings) -> dict[st
         return await write_folder(store, folder, allow_import=settings.allow_import)
     finally:
         await node.close()
-
-
-def _override(task: TaskRequest, samples: int | None, builder: str | None) -> TaskRequest:
-    if samples is not None:
-        task = msgspec.structs.replace(task, num_samples=samples)
-    if builder is not None:
-        task = msgspec.structs.replace(task, builder=BuilderSpec(strategy=builder))
-    return task

@@ -25,7 +25,7 @@ STAGES = {
     "TIMEOUT": "timeout",
 }
 """The states, and their heads in the live table, which fits into 80 columns."""
-_FOLDED = {"BUILDING": "POST_RUN", "EVALUATING": "POST_RUN"}
+FOLDED = {"BUILDING": "POST_RUN", "EVALUATING": "POST_RUN"}
 _COLOURS = {"COMPLETED": "green", "ERROR": "red", "TIMEOUT": "yellow", "RUNNING": "cyan"}
 
 # What is printed may hold anything: brackets are not markup, and a line stays one line.
@@ -71,7 +71,7 @@ class Progress:
             table.add_column(head, justify="right", style=_COLOURS.get(stage, ""))
         for task in self._tasks:
             records = [r for r in list(self._records.values()) if r.task_id == task.task_id]
-            counts = Counter(_FOLDED.get(record.state, record.state) for record in records)
+            counts = Counter(FOLDED.get(record.state, record.state) for record in records)
             counts["REGISTERED"] += task.num_samples - len(records)
             table.add_row(task.task_id, *(str(counts[stage] or "·") for stage in STAGES))
         return table
@@ -101,6 +101,8 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
         out.print(Text.assemble((f"{name:<12}", "bold"), value or "-"))
     for error, count in report["errors"].items():
         out.print(Text(f"{'error':<12}{f'{count} x ' if count > 1 else ''}{error}", style="red"))
+    for warning, count in report["warnings"].items():
+        out.print(Text(f"{'warning':<12}{f'{count} x ' if count > 1 else ''}{warning}", style="yellow"))
     out.print(Text.assemble((f"{'files':<12}", "bold"), str(folder)))
 
 

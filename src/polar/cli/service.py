@@ -1,0 +1,263 @@
+"""``polar submit``, ``status``, ``results``, ``cancel``, ``nodes``, ``drain``: the rollout service at a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from polar.cli import options, screen
+from polar.client import RolloutClient
+from polar.config import load_task
+from polar.contract.arrays import to_json, to_plain
+from polar.results import require_writable
+from polar.rollout.wire import WireTaskStatus
+
+T = TypeVar("T")
+
+Server = Annotated[
+    str | None, typer.Option("--server", help="The rollout server (POLAR_SERVER; http://127.0.0.1:8080).")
+]
+TaskId = Annotated[str, typer.Argument(metavar="ID", help="A task's id.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Stay, and show how it goes on.")]
+REFRESH = 1.0
+
+
+def submit(
+    tasks: Annotated[list[Path], typer.Argument(metavar="TASK.yaml...", help="Task files.")],
+    samples: Annotated[int | None, typer.Option("-n", "--samples", help="Sessions of each task.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until they have ended, with progress.")] = False,
+    server: Server = None,
+    as_json: options.JSONOutput = False,
+) -> None:
+    """Post tasks to the rollout service."""
+    requests = [load_task(path, samples) for path in tasks]
+
+    async def work(client: RolloutClient) -> list[WireTaskStatus]:
+        for request in requests:
+            await client.submit(request)
+        names = [request.task_id for request in requests]
+        if wait:
+            await _watch_tasks(client, names, quiet=as_json)
+        return [await client.status(name) for name in names]
+
+    statuses = _with_client(server, work)
+    _print_statuses(statuses, as_json)
+    if any(status.status == "failed" for status in statuses):
+        raise typer.Exit(1)
+
+
+def status(
+    task_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="A task's id; the service if left out.")
+    ] = None,
+    watch: Watch = False,
+    server: Server = None,
+    as_json: options.JSONOutput = False,
+) -> None:
+    """How a task stands, or the whole service."""
+
+    async def work(client: RolloutClient) -> Any:
+        if task_id is None:
+            if watch:
+                await _refresh(lambda: _service_table(client))
+            return await client.get("/rollout/status")
+        if watch:
+            await _watch_tasks(client, [task_id], quiet=as_json)
+        return await client.status(task_id)
+
+    found = _with_client(server, work)
+    if isinstance(found, WireTaskStatus):
+        _print_statuses([found], as_json)
+    else:
+        _print_service(found, as_json)
+
+
+def results(
+    task_id: TaskId,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file for the traces; if not, a table.")] = None,
+    to: Annotated[Literal["parquet", "jsonl"], typer.Option("--to", help="parquet or jsonl.")] = "parquet",
+    server: Server = None,
+    as_json: options.JSONOutput = False,
+) -> None:
+    """The results of a task so far: one line a session, or its traces into a file."""
+    if out is not None:
+        require_writable(out.parent)
+    if out is not None:
+        size = _with_client(server, lambda client: client.traces(task_id, to, out))
+        screen.err.print(f"{size} bytes in {out}")
+        return
+    detail = "full" if as_json else "summary"
+    found = _with_client(server, lambda client: client.status(task_id, results=detail))
+    if as_json:
+        for result in found.results:
+            print(to_json(result).decode())
+    else:
+        _print_results(found)
+
+
+def cancel(task_id: TaskId, server: Server = None, as_json: options.JSONOutput = False) -> None:
+    """End a task now; the traces of what it had captured are kept."""
+    _print_statuses([_with_client(server, lambda client: client.cancel(task_id))], as_json)
+
+
+def nodes(watch: Watch = False, server: Server = None, as_json: options.JSONOutput = False) -> None:
+    """The gateway nodes: what each has room for and what it does."""
+
+    async def work(client: RolloutClient) -> Any:
+        if watch:
+            await _refresh(lambda: _nodes_table(client))
+        return await client.nodes()
+
+    found = _with_client(server, work)
+    if as_json:
+        print(json.dumps(to_plain(found)))
+    else:
+        screen.out.print(_table_of_nodes(found))
+
+
+def drain(
+    node_id: Annotated[str, typer.Argument(metavar="NODE", help="A node's id.")],
+    server: Server = None,
+    as_json: options.JSONOutput = False,
+) -> None:
+    """Let a node take no more sessions; what runs there ends there."""
+    node = _with_client(server, lambda client: client.drain(node_id))
+    if as_json:
+        print(json.dumps(to_plain(node)))
+    else:
+        screen.out.print(f"{node.node_id} drains: {node.sessions} sessions left")
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------
+
+
+def _with_client(server: str | None, work: Callable[[RolloutClient], Coroutine[Any, Any, T]]) -> T:
+    async def run() -> T:
+        async with RolloutClient(server, patience=5.0) as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+async def _watch_tasks(client: RolloutClient, names: list[str], *, quiet: bool) -> None:
+    """Progress until every task has ended."""
+    live = Live(console=screen.err, auto_refresh=False, transient=True)
+    shown = screen.err.is_terminal and not quiet
+    with live if shown else nullcontext():
+        left = names
+        while left:
+            wait = REFRESH if len(names) == 1 else 0.0
+            stati = [await client.status(name, results="none", wait=wait) for name in left]
+            left = [each.task_id for each in stati if each.status == "running"]
+            if shown:
+                live.update(await _tasks_table(client, names), refresh=True)
+            if left and len(names) > 1:
+                await asyncio.sleep(REFRESH)
+
+
+async def _tasks_table(client: RolloutClient, names: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task")
+    for head in screen.STAGES.values():
+        table.add_column(head, justify="right")
+    for name in names:
+        sessions = (await client.get(f"/tasks/{name}/sessions"))["sessions"]
+        counts = Counter(screen.FOLDED.get(each["state"], each["state"]) for each in sessions)
+        table.add_row(name, *(str(counts[stage] or "·") for stage in screen.STAGES))
+    return table
+
+
+async def _refresh(make: Callable[[], Coroutine[Any, Any, Table]]) -> None:
+    with Live(console=screen.out, auto_refresh=False) as live:
+        while True:
+            live.update(await make(), refresh=True)
+            await asyncio.sleep(REFRESH)
+
+
+async def _nodes_table(client: RolloutClient) -> Table:
+    return _table_of_nodes(await client.nodes())
+
+
+async def _service_table(client: RolloutClient) -> Table:
+    return _table_of_service(await client.get("/rollout/status"))
+
+
+def _print_statuses(statuses: list[WireTaskStatus], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([to_plain(status) for status in statuses]))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("task", "status", "ended", "rewards"):
+        table.add_column(column)
+    for each in statuses:
+        rewards = " ".join(_reward(result.trajectory.metadata) for result in each.results)
+        table.add_row(
+            each.task_id, each.status, f"{each.completed_sessions} of {each.total_sessions}", rewards or "-"
+        )
+    screen.out.print(table)
+
+
+def _print_results(status: WireTaskStatus) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("session", "status", "reward", "traces", "seconds", "error"):
+        table.add_column(column)
+    for result in status.results:
+        seconds = (result.timing.init_ms + result.timing.run_ms + result.timing.postrun_ms) / 1000
+        metadata = result.trajectory.metadata
+        traces = str(metadata.get("trace_count", len(result.trajectory.traces)))
+        row = (result.session_id, result.status, _reward(metadata), traces, f"{seconds:.1f}", result.error or "")
+        table.add_row(*(Text(cell) for cell in row))
+    screen.out.print(table)
+
+
+def _reward(metadata: dict[str, Any]) -> str:
+    reward = (metadata.get("evaluation") or {}).get("outcome_reward")
+    return "-" if reward is None else f"{reward:g}"
+
+
+def _table_of_nodes(found: list[Any]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("node", "state", "init", "ready", "run", "post", "sessions", "address", "heard"):
+        table.add_column(column)
+    for node in found:
+        state = "draining" if node.draining else "healthy" if node.healthy else "away"
+        load = node.metrics
+        table.add_row(
+            node.node_id,
+            state,
+            f"{load.init_inflight}/{node.max_init_workers}",
+            str(load.ready_depth),
+            f"{load.run_inflight}/{node.max_run_workers}",
+            f"{load.postrun_inflight}/{node.max_postrun_workers}",
+            str(node.sessions),
+            node.gateway_url,
+            f"{max(0.0, time.time() - node.last_heartbeat):.0f} s ago",
+        )
+    return table
+
+
+def _print_service(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found))
+    else:
+        screen.out.print(_table_of_service(found))
+
+
+def _table_of_service(found: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in found.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{count} {what}" for what, count in value.items() if count) or "-"
+        table.add_row(Text(name.replace("_", " "), style="bold"), Text(str(value)))
+    return table

@@ -1,0 +1,313 @@
+"""``polar serve``: the rollout server, a gateway node, or both in one process, put together from settings.
+
+Both planes are on one port. What runs in a sandbox reaches the data plane only, on a listener of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import polar
+from polar.client import token_file
+from polar.contract.errors import PolarError, UsageError
+from polar.contract.rollout import NodeSpec, OpenedSession, OpenSession
+from polar.contract.task import TaskRequest
+from polar.engines import make_engine
+from polar.engines.base import Engine
+from polar.engines.pool import pool_of
+from polar.gateway.captures import Captures
+from polar.gateway.coordinator import Coordinator, HttpCoordinator, LocalCoordinator
+from polar.gateway.lifecycle import Stages
+from polar.gateway.metrics import NodeCollector
+from polar.gateway.node import Node
+from polar.gateway.server import GatewayServer
+from polar.gateway.session_run import Parts
+from polar.gateway.tasks import make_parts
+from polar.gateway.worker import Worker
+from polar.harnesses import by_name, names
+from polar.results import DATABASE
+from polar.rollout.app import App, one_port
+from polar.rollout.auth import CALLBACK_ENV, NODE_ENV, Credentials, kept_secret, load_credentials
+from polar.rollout.hosting import LocalInference
+from polar.rollout.metrics import Metrics
+from polar.rollout.node_app import node_app
+from polar.rollout.server import RolloutServer
+from polar.rollout.tracing import session_traces
+from polar.runtimes import remove_leftovers
+from polar.settings import ServeConfig, check_allowed
+from polar.store import Journal, Ledger, SQLiteJournal, Store, open_store
+
+log = logging.getLogger("polar.serve")
+
+JOURNAL = "journal.db"
+Say = Callable[[str], None]
+
+
+class Service:
+    """A running service.
+
+    Args:
+        environ: where tokens and secrets are looked for.
+        say: told, in one line each, what a person must know: addresses, where tokens are.
+    """
+
+    def __init__(self, config: ServeConfig, environ: dict[str, str], say: Say = lambda _: None) -> None:
+        self.config = config
+        self.url = ""
+        self.metrics = Metrics()
+        self.worker: Worker | None = None
+        self._environ = environ
+        self._say = say
+        self._folder = Path(config.out)
+        self._stack = AsyncExitStack()
+        self._work: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start all parts of the role; what was started is closed again if a later part fails.
+
+        Raises:
+            UsageError: a part is not configured right; the message says which and what to do.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            starts = {"all": self._start_all, "rollout": self._start_rollout, "gateway": self._start_gateway}
+            await starts[self.config.role]()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until ``stop`` is set; then the node drains.
+
+        Raises:
+            PolarError: a part can't go on.
+        """
+        stopping = asyncio.create_task(stop.wait())
+        waiting = {stopping, *([self._work] if self._work else [])}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        if self._work is not None and self._work.done():
+            await self._work
+        if self.worker is not None:
+            await self.worker.drain(self.config.limits.drain_seconds)
+
+    async def close(self) -> None:
+        """Stop everything, in the reverse order of its start."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+        await self._stack.aclose()
+
+    # ---- roles -------------------------------------------------------------------------------------------
+
+    async def _start_all(self) -> None:
+        ledger = open_store(self.config.store or str(self._folder / DATABASE))
+        node = await self._node(ledger)
+        captures = await self._captures(node)
+        server = await self._server(
+            ledger,
+            capture=HostedCaptures(captures, lambda: self.url),
+            inference=LocalInference(node.gateway.pipeline.inference),
+        )
+        await self._listen(one_port(server.app, node.gateway))
+        coordinator = LocalCoordinator(server.dispatch, self.config.name)
+        self._begin(node, coordinator, on_change=server.feed.poke)
+
+    async def _start_rollout(self) -> None:
+        ledger = open_store(self.config.store or str(self._folder / DATABASE))
+        await ledger.open()
+        self._stack.push_async_callback(ledger.close)
+        server = await self._server(ledger)
+        await self._listen(server.app)
+
+    async def _start_gateway(self) -> None:
+        token = self._environ.get(NODE_ENV)
+        if not token or self.config.server is None:
+            raise UsageError(f"set {NODE_ENV} to the node token of the rollout server ({self.config.server})")
+        journal = SQLiteJournal(self._folder / JOURNAL)
+        node = await self._node(journal)
+        captures = await self._captures(node)
+        own = node_app(
+            HostedCaptures(captures, lambda: self.url),
+            LocalInference(node.gateway.pipeline.inference),
+            self.metrics,
+            token,
+        )
+        await self._listen(one_port(own, node.gateway))
+        coordinator = HttpCoordinator(self.config.server, self.config.name, token)
+        self._stack.push_async_callback(coordinator.close)
+        self._begin(node, coordinator, journal=journal)
+
+    # ---- parts -------------------------------------------------------------------------------------------
+
+    async def _node(self, store: Store) -> Node:
+        engines = [self._engine(index) for index in range(len(self.config.engines))]
+        node = Node(
+            engines[0] if len(engines) == 1 else pool_of(engines),
+            store,
+            self._folder,
+            node_id=self.config.name,
+            require_token_ids=self.config.require_token_ids,
+            buffer_replies=self.config.buffer_replies,
+        )
+        await node.start()
+        self._stack.push_async_callback(node.close)
+        self.metrics.registry.register(NodeCollector(node))
+        await asyncio.to_thread(remove_leftovers, self._folder)
+        return node
+
+    def _engine(self, index: int) -> Engine:
+        chosen = self.config.engines[index]
+        return make_engine(
+            chosen.kind,
+            url=chosen.url,
+            model=chosen.model,
+            mode=chosen.mode,
+            tokenizer=chosen.tokenizer,
+            max_inflight=chosen.max_inflight,
+            require_token_ids=self.config.require_token_ids,
+            progress=self._say,
+        )
+
+    async def _captures(self, node: Node) -> Captures:
+        captures = Captures(node, idle_seconds=self.config.limits.idle_session_seconds)
+        await captures.end_those_cut_off()
+        self._stack.push_async_callback(captures.close_all)
+        watching = asyncio.create_task(captures.watch())
+        self._stack.callback(watching.cancel)
+        return captures
+
+    async def _server(
+        self, ledger: Ledger, *, capture: HostedCaptures | None = None, inference: LocalInference | None = None
+    ) -> RolloutServer:
+        server = RolloutServer(
+            ledger,
+            self._credentials(),
+            callback_secret=self._environ.get(CALLBACK_ENV) or kept_secret(self._folder / "callback.secret"),
+            callbacks=self.config.callbacks,
+            retention=self.config.retention,
+            capture=capture,
+            inference=inference,
+            metrics=self.metrics,
+            traces=session_traces(self._environ),
+            check=lambda task: check_allowed(self.config, task),
+            allow_import=bool(self.config.harnesses.allow_import),
+        )
+        await server.start()
+        self._stack.push_async_callback(server.close)
+        return server
+
+    def _credentials(self) -> Credentials:
+        credentials, files = load_credentials(self.config.auth, self._folder, self._environ)
+        for file in files:
+            self._say(f"{file.stem} token: {file}")
+        self._admin_file = next((file for file in files if file.stem == "admin"), None)
+        return credentials
+
+    async def _listen(self, app: App) -> None:
+        tls = self.config.tls.context() if self.config.tls else None
+        server = GatewayServer(app, host=self.config.host, port=self.config.port, tls=tls)
+        await server.start()
+        self._stack.push_async_callback(server.close)
+        self.url = (self.config.public_url or server.url).rstrip("/")
+        self._say(f"serving at {server.url}")
+        admin = getattr(self, "_admin_file", None)
+        if admin is not None:
+            kept = token_file(server.url)
+            kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            kept.unlink(missing_ok=True)
+            kept.symlink_to(admin.resolve())
+
+    def _begin(
+        self,
+        node: Node,
+        coordinator: Coordinator,
+        *,
+        journal: Journal | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        pools = self.config.pools
+        spec = NodeSpec(
+            node_id=self.config.name,
+            gateway_url=self.url,
+            instance=secrets.token_hex(8),
+            max_init_workers=pools.init,
+            max_run_workers=pools.run,
+            max_postrun_workers=pools.post_run,
+            max_ready=pools.ready,
+            version=polar.__version__,
+            harnesses=_installed(),
+            engines=[
+                {"kind": each.kind, "url": each.url, "model": node.engine.info.model} for each in self.config.engines
+            ],
+        )
+        self.worker = Worker(
+            node, coordinator, spec, Stages(pools), self._parts(), journal=journal, on_change=lambda _: on_change()
+        )
+        self._work = asyncio.create_task(self.worker.work())
+
+    def _parts(self) -> Callable[[TaskRequest], Awaitable[Parts]]:
+        async def make(task: TaskRequest) -> Parts:
+            check_allowed(self.config, task)
+            return await make_parts(
+                task,
+                sandbox=self.config.runtimes.sandbox,
+                allow_import=bool(self.config.harnesses.allow_import),
+            )
+
+        return make
+
+
+class HostedCaptures:
+    """The bare sessions of a gateway in this process, as the control plane opens and closes them."""
+
+    def __init__(self, captures: Captures, url: Callable[[], str]) -> None:
+        self._captures = captures
+        self._url = url
+
+    async def open(self, request: OpenSession) -> OpenedSession:
+        session = await self._captures.open(
+            session_id=request.session_id,
+            task_id=request.task_id,
+            sampling=request.sampling,
+            metadata={**request.metadata, **({"model": request.model} if request.model else {})},
+        )
+        url = self._url()
+        return OpenedSession(
+            session_id=session.session_id,
+            api_key=session.key,
+            base_urls={"openai": f"{url}/v1", "anthropic": url, "google": url},
+            task_id=request.task_id,
+        )
+
+    async def close(self, session_id: str) -> bool:
+        return await self._captures.close(session_id) is not None
+
+
+def _installed() -> dict[str, str]:
+    found = {name: by_name(name).find() for name in names()}
+    return {name: installed.version or "" for name, installed in found.items() if installed is not None}
+
+
+async def serve(config: ServeConfig, environ: dict[str, str], stop: asyncio.Event, say: Say) -> None:
+    """A service from its start to its end.
+
+    Raises:
+        PolarError: it can't start, or can't go on.
+    """
+    service = Service(config, environ, say)
+    await service.start()
+    try:
+        await service.run(stop)
+    except PolarError:
+        log.error("stopping")
+        raise
+    finally:
+        await service.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
+import marshal
 import os
 import signal
 import socket
@@ -97,8 +97,8 @@ class Supervised:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        config = json.dumps({"cpus": choose_cpus(limits.cpus), "port": port, "limits": _sampled(limits)})
-        python = [str(interpreter()), "-I", "-S", "-B", "-X", "utf8", script, str(theirs.fileno()), config]
+        config = (theirs.fileno(), port or 0, limits.processes, limits.memory or 0, *choose_cpus(limits.cpus))
+        python = [str(interpreter()), "-I", "-S", "-B", "-X", "utf8", script, *map(str, config)]
 
         def spawn() -> subprocess.Popen[bytes]:
             with theirs, log.open("wb") as out:
@@ -177,14 +177,15 @@ class Supervised:
                 raise
         if reply is None:
             return Ended(-signal.SIGKILL, timed_out=False, reason="the sandbox was killed")
-        if "error" in reply:
-            raise RuntimeFailure(f"the sandbox can't run {argv[0]}: {reply['error']}")
-        return Ended(int(reply["exit"]), timed_out=False, reason=reply.get("reason"))
+        how, why = reply
+        if how == "error":
+            raise RuntimeFailure(f"the sandbox can't run {argv[0]}: {why}")
+        return Ended(int(how.removeprefix("exit ")), timed_out=False, reason=why or None)
 
     def _order(self, request: dict[str, Any], stdout: Path, stderr: Path) -> socket.socket:
         memory = os.memfd_create("request", os.MFD_CLOEXEC)
         with open(memory, "wb+", buffering=0) as file, stdout.open("wb") as out, stderr.open("wb") as err:
-            file.write(json.dumps(request).encode())
+            file.write(marshal.dumps(request))
             file.seek(0)
             return self._send(b"x", [file.fileno()], [out.fileno(), err.fileno()])
 
@@ -235,17 +236,14 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _sampled(limits: Limits) -> dict[str, int]:
-    return {"processes": limits.processes} | ({"memory": limits.memory} if limits.memory else {})
-
-
-async def _reply(answer: socket.socket) -> dict[str, Any] | None:
-    """The supervisor's answer; ``None`` when it died without one."""
+async def _reply(answer: socket.socket) -> tuple[str, str] | None:
+    """The supervisor's answer, how it ended and why; ``None`` when it died without one."""
     try:
         data = await asyncio.get_running_loop().sock_recv(answer, 1 << 16)
-        return json.loads(data) if data else None
-    except (ConnectionError, ValueError):
+    except ConnectionError:
         return None
+    how, newline, why = data.decode("utf-8", "replace").partition("\n")
+    return (how, why) if newline else None
 
 
 _next_cpu = 0

@@ -128,6 +128,15 @@ def test_an_engine_without_token_ids_or_logprobs_is_named_at_the_first_call(engi
     assert "the engine does not like it" in str(refused.detail)
 
 
+def test_missing_token_ids_can_be_allowed(engine: ScriptedProcess, tmp_path: Path):
+    file = write(tmp_path, task("no-ids", instruction="say [no ids]"), "no-ids.yaml")
+    line = ["run", file, "--out", "out", "--json", "--engine", "openai", "--engine-url", engine.url]
+    assert run([*line, "--allow-missing-token-ids"], tmp_path).code == 0
+    (result,) = read_folder(tmp_path / "out").results.values()
+    assert result.status == "COMPLETED"
+    assert list(result.trajectory.metadata["reconstruction"]["completions"]) == ["no_token_ids"]
+
+
 def test_an_engine_that_dies_in_the_middle_ends_the_sessions_and_not_the_run(tiny_model: Path, tmp_path: Path):
     slow = [Step(text="one"), Step(text="two is long enough to be cut off", token_delay=0.3)]
     with scripted_process(tiny_model, slow, tmp_path / "engine") as dying:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from polar.contract.chat import Chat
 from polar.contract.runtime import ExecResult
 from polar.contract.task import AgentSpec, RuntimeSpec
+from polar.dialects.base import Call
+from polar.dialects.gemini import Gemini, Options
 from polar.harnesses import Endpoint, by_name, standard_env
 from polar.harnesses.install import install
 from polar.runtimes import BubblewrapBackend
@@ -81,6 +84,19 @@ async def test_pi_asks_the_model_with_the_instruction_and_is_judged_fine(tmp_pat
     assert json.loads(body)["model"] == "some/model"
     assert INSTRUCTION in json.dumps(json.loads(body)["messages"][-1])
     assert "message_update" not in result.stdout.read_text()
+
+
+async def test_gemini_takes_a_chunk_with_an_empty_text_for_a_sign_of_life(tmp_path):
+    """The keep-alive of its dialect, before the reply, in it and before its end."""
+    life = Gemini().stream(Call(Chat("m", ()), stream=True, options=Options(thoughts=True, sse=True))).keepalive
+    word = {"candidates": [{"content": {"role": "model", "parts": [{"text": "hello"}]}}]}
+    end = {"candidates": [{"content": {"role": "model", "parts": [{"text": ""}]}, "finishReason": "STOP"}]}
+    word, end = (b"data: " + json.dumps(body).encode() + b"\n\n" for body in (word, end))
+    reply = http((life + life + word + life + end).decode(), "text/event-stream")
+    result, asked = await run("gemini_cli", tmp_path, reply)
+    assert by_name("gemini_cli").judge(result) is None
+    assert len(asked) == 1
+    assert "hello" in result.stdout.read_text()
 
 
 async def test_mini_is_judged_by_how_it_ended(tmp_path):

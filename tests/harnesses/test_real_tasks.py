@@ -3,30 +3,15 @@ trace. At a model that fails, or has nothing to say, it ends as that."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.harnesses.conftest import Run
+from tests.harnesses.scripts import DIALECTS, SHELL_TOOLS, shell
 from tests.support.script import Step
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
-SHELL_TOOLS = {
-    "codex": ("exec_command", {"cmd": ""}),
-    "claude_code": ("Bash", {"command": "", "description": "do it"}),
-    "gemini_cli": ("run_shell_command", {"command": "", "description": "do it"}),
-    "qwen_code": ("run_shell_command", {"command": "", "is_background": False, "description": "do it"}),
-    "opencode": ("bash", {"command": "", "description": "do it"}),
-    "pi": ("bash", {"command": ""}),
-    "openhands_sdk": ("terminal", {"command": "", "security_risk": "LOW", "summary": "do it"}),
-}
-DIALECTS = {
-    "codex": "openai_responses",
-    "claude_code": "anthropic",
-    "gemini_cli": "gemini",
-}
-HARNESSES = tuple(SHELL_TOOLS)
+HARNESSES = tuple(name for name in SHELL_TOOLS if name != "mini_swe_agent")
 APIS = {
     ("opencode", "openai"): "openai_responses",
     ("opencode", "anthropic"): "anthropic",
@@ -36,13 +21,6 @@ APIS = {
     ("pi", "google-generative-ai"): "gemini",
 }
 DONE = "grep -qx hello greeting.txt"
-
-
-def shell(harness: str, command: str) -> str:
-    """A call of the harness's own shell tool, as the model writes it."""
-    name, arguments = SHELL_TOOLS[harness]
-    given = {key: value or command if key in ("cmd", "command") else value for key, value in arguments.items()}
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': given})}\n</tool_call>"
 
 
 def two_turns(harness: str) -> list[Step]:

@@ -7,8 +7,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from polar.contract.chat import Chat, Message
+from polar.engines.base import EngineError
+from polar.engines.openai import OpenAIEngine
+from polar.engines.pool import pool_of
 from tests.gateway.conftest import World
 from tests.support.script import Step
+from tests.support.scripted import scripted_engine
 
 MESSAGES = [{"role": "user", "content": "count me"}]
 TOOL = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
@@ -68,3 +73,16 @@ async def test_a_conversation_that_the_template_refuses_is_the_clients_fault(mak
     status, reply = await post(world, path, body)
     assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
     assert "must be at the beginning" in reply["error"]["message"]
+
+
+async def test_a_pool_counts_by_any_of_its_servers_and_says_so_where_none_can(tiny_model) -> None:
+    async with scripted_engine(tiny_model, []) as one, scripted_engine(tiny_model, []) as two:
+        pool: Any = pool_of([OpenAIEngine(one.url), OpenAIEngine(two.url)])
+        await pool.start()
+        chat = Chat("scripted", (Message("user", "count me"),))
+        assert await pool.count(chat) == len(one.model.render(MESSAGES, None, {}))
+        one.server.off = two.server.off = ("/tokenize",)
+        with pytest.raises(EngineError) as caught:
+            await pool.count(chat)
+        assert caught.value.status == 404
+        await pool.close()

@@ -69,7 +69,7 @@ async def test_heartbeats_keep_leases_and_say_where_sessions_stand(store: Ledger
     await store.submit(making.task(num_samples=2), 0.0)
     kept, lapsing = await _claim(store)
     reply = await store.renew("n", [making.held(kept, "INITIALIZING")], 10.0, 5.0)
-    assert (reply.lost, reply.cancelled, reply.drain) == ([], [], False)
+    assert (reply.lost, reply.cancelled, reply.drain) == ([], {}, False)
     assert [s.session_id for s in await store.expire(10.0)] == ["task-1"]
     states = [(s.state, s.attempt) for s in await store.sessions()]
     assert states == [("INITIALIZING", 1), ("REGISTERED", 2)]
@@ -195,7 +195,7 @@ async def test_cancelling_ends_what_waits_and_tells_those_who_hold_the_rest(stor
     assert await _claim(store, node="m") == []
 
     reply = await store.renew("n", [making.held(ends), making.held(returns)], 10.0, 5.0)
-    assert reply.cancelled == ["task-0", "task-2"]
+    assert reply.cancelled == {"task-0": "cancelled", "task-2": "cancelled"}
     await store.deliver("n", making.delivery(ends, status="ERROR", error="cancelled"), 6.0)
     await store.release("n", "task-2", returns.attempt, 7.0)
     assert [r.session_id for r in await store.expire(10.0)] == [lapses.session_id]
@@ -223,7 +223,7 @@ async def test_with_enough_usable_sessions_the_rest_is_cancelled_in_the_same_mom
     assert await store.progress() == [("task", "running", 6, 5, 2)]
     reason = "early stop: 2 usable sessions"
     assert [s.error for s in await store.sessions()] == [None, None, None, None, reason, reason]
-    assert (await store.renew("n", [making.held(running)], 10.0, 3.0)).cancelled == ["task-3"]
+    assert (await store.renew("n", [making.held(running)], 10.0, 3.0)).cancelled == {"task-3": reason}
     await store.deliver("n", making.delivery(running, trained=7), 4.0)  # it ended before it heard
     assert await store.progress() == [("task", "completed", 6, 6, 3)]
 

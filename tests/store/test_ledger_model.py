@@ -177,7 +177,11 @@ class LedgerMachine(RuleBasedStateMachine):
         kept = [lease for lease in mine if self.holds(node, lease)]
         assert reply.lost == [lease.session_id for lease in mine if lease not in kept]
         sessions = self.truth.sessions
-        assert reply.cancelled == [lease.session_id for lease in kept if sessions[lease.session_id].cancelled]
+        assert reply.cancelled == {
+            lease.session_id: sessions[lease.session_id].cancelled
+            for lease in kept
+            if sessions[lease.session_id].cancelled
+        }
         for lease in kept:
             session = sessions[lease.session_id]
             session.state, session.lapses = state, self.now + SECONDS

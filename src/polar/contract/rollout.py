@@ -100,10 +100,11 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
     """``lost``: of what the node said it held, what it no longer holds: it must stop these and write nothing more
-    under them. ``cancelled``: it must end these now (their result is still wanted). ``drain``: take no more."""
+    under them. ``cancelled``: it must end these now, for this reason (their result is still wanted). ``drain``: take
+    no more."""
 
     lost: list[str] = []
-    cancelled: list[str] = []
+    cancelled: dict[str, str] = {}
     drain: bool = False
 
 

@@ -75,8 +75,12 @@ def make_engine(
         return pool_of([VLLMEngine(each, model, mode=wanted, tokenizer=tokenizer, **options) for each in urls])
     if kind == "sglang":
         from polar.engines.sglang import SGLangEngine
+        from polar.engines.sglang_workers import SGLangWorkers
 
-        return pool_of([SGLangEngine(each, model, mode=wanted, tokenizer=tokenizer, **options) for each in urls])
+        def server(at: str) -> SGLangEngine:
+            return SGLangEngine(at, model, mode=wanted, tokenizer=tokenizer, **options)
+
+        return SGLangWorkers(urls, server, api_key=options["api_key"])
     from polar.engines.openai import OpenAIEngine
 
     return pool_of([OpenAIEngine(each, model, **options) for each in urls])

@@ -108,12 +108,17 @@ class Pool(Generic[E]):
     ) -> None:
         self.changed = asyncio.Condition()
         """Notified whenever a server goes out or comes back."""
-        self._members = [_Member(engine) for engine in engines]
+        self._members: list[_Member[E]] = []
+        self.hold(engines)
         self._homes: OrderedDict[str, _Home[E]] = OrderedDict()
         self._probe_seconds = probe_seconds
         self._idle_seconds = idle_seconds
         self._probing: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
+
+    def hold(self, engines: Sequence[E]) -> None:
+        """Be these engines, which have not been started, from the start on."""
+        self._members = [_Member(engine) for engine in engines]
 
     @property
     def info(self) -> EngineInfo:

@@ -228,9 +228,9 @@ class Worker:
                 log.warning("registering again: %s", error)
                 await self._persist(lambda: self._coordinator.register(self.spec))
             else:
-                for name in reply.cancelled:
+                for name, reason in reply.cancelled.items():
                     if name in self._runs:
-                        self._runs[name][0].stop("cancelled")
+                        self._runs[name][0].stop(reason)
                 if reply.lost:
                     log.warning("lost the leases of %s: they are run elsewhere, or have ended", ", ".join(reply.lost))
                     await self._cut_off(*reply.lost)

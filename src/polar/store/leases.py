@@ -107,7 +107,7 @@ def renew(db: Connection, node_id: str, held: Sequence[Held], seconds: float, no
     leased = {name: rest for name, *rest in rows}
     keys: list[int] = []
     lost: list[str] = []
-    cancelled: list[str] = []
+    cancelled: dict[str, str] = {}
     for told in held:
         key, attempt, state, reason = leased.get(told.session_id, (0, 0, "", None))
         if attempt != told.attempt:
@@ -115,7 +115,7 @@ def renew(db: Connection, node_id: str, held: Sequence[Held], seconds: float, no
             continue
         keys.append(key)
         if reason is not None:
-            cancelled.append(told.session_id)
+            cancelled[told.session_id] = loads(reason, str)
         # A terminal state comes with its result, and only so.
         if told.state != state and told.state not in TERMINAL_STATES:
             _enter(db, told, now)

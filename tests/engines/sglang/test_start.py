@@ -13,8 +13,8 @@ from aiohttp import web
 from polar.contract.errors import UsageError
 from polar.engines import make_engine
 from polar.engines.base import ChatEngine, Checkable, EngineError, TokenEngine
+from polar.engines.pool import Pool
 from polar.engines.probing import probe
-from polar.engines.sglang import SGLangEngine
 from polar.engines.sglang_server import workers_behind
 from tests.engines.openai.wire import wire_server
 from tests.engines.sglang.conftest import Start
@@ -161,7 +161,21 @@ async def test_nothing_answers() -> None:
 
 def test_it_is_made_by_name() -> None:
     engine = make_engine("sglang", url="http://127.0.0.1:30000/v1", mode="tito", max_inflight=4)
-    assert isinstance(engine, SGLangEngine)
+    assert isinstance(engine, TokenEngine)
+    assert isinstance(engine, ChatEngine)
+
+
+async def test_a_router_is_left_out_and_its_workers_are_the_engine(model_dir: Path) -> None:
+    async with scripted_sglang(model_dir, [Step(text="hi")]) as one, scripted_sglang(model_dir, []) as other:
+        async with router(WORKER | {"url": one.url}, WORKER | {"url": other.url}) as url:
+            engine = make_engine("sglang", url=url)
+            await engine.start()
+            try:
+                assert isinstance(engine, Pool)
+                assert [member.url for member in engine.load()] == [one.url, other.url]
+                assert engine.info.chat_only is None
+            finally:
+                await engine.close()
 
 
 async def test_the_script_is_not_used_up_by_the_questions(start: Start, model_dir: Path) -> None:

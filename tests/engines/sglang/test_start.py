@@ -12,10 +12,11 @@ from aiohttp import web
 
 from polar.contract.errors import UsageError
 from polar.engines import make_engine
-from polar.engines.base import ChatEngine, Checkable, EngineError, TokenEngine
+from polar.engines.base import Checkable, EngineError
 from polar.engines.pool import Pool
 from polar.engines.probing import probe
 from polar.engines.sglang_server import workers_behind
+from polar.engines.sglang_workers import SGLangWorkers
 from tests.engines.openai.wire import wire_server
 from tests.engines.sglang.conftest import Start
 from tests.support.script import Step
@@ -161,8 +162,7 @@ async def test_nothing_answers() -> None:
 
 def test_it_is_made_by_name() -> None:
     engine = make_engine("sglang", url="http://127.0.0.1:30000/v1", mode="tito", max_inflight=4)
-    assert isinstance(engine, TokenEngine)
-    assert isinstance(engine, ChatEngine)
+    assert isinstance(engine, SGLangWorkers)
 
 
 async def test_a_router_is_left_out_and_its_workers_are_the_engine(model_dir: Path) -> None:

@@ -43,6 +43,8 @@ def error_text(error: CallError, over: str, over_unknown: str) -> str:
         over: with ``{prompt}`` and ``{limit}``, tokens.
         over_unknown: with ``{message}``, where the engine did not say how many tokens.
     """
+    if error.kind == "unavailable":
+        return f"Server error: {error.message}"  # in a stream there is no status, and pi asks again by these words
     if error.kind != "context_length":
         return error.message
     if error.prompt_tokens is None or error.max_tokens is None:

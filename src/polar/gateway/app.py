@@ -252,7 +252,8 @@ async def _answer_stream(
     clock = asyncio.get_running_loop().time
     due = clock() + FIRST_BYTE
     seen = 0
-    headers = {"content-type": encoder.content_type, "cache-control": "no-cache"}
+    # Qwen Code goes on after an error in the middle of a stream only where it can name the request.
+    headers = {"content-type": encoder.content_type, "cache-control": "no-cache", "x-request-id": call.call_id}
     while not call.finished:
         news = call.ended() if buffer else call.changed()
         changed = await exchange.wait(news, timeout=max(0.0, due - clock()))

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from polar.contract.errors import UsageError
 from polar.engines import make_engine
-from polar.engines.base import Checkable, EngineError
+from polar.engines.base import ChatEngine, Checkable, EngineError, TokenEngine
 from polar.engines.pool import Pool
 from polar.engines.probing import probe
 from polar.engines.sglang_server import workers_behind

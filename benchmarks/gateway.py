@@ -48,9 +48,7 @@ class InstantTokens:
     async def close(self) -> None:
         """Nothing to close."""
 
-    async def generate(
-        self, prompt_ids: Ids, sampling: Sampling, *, stop_ids: frozenset[int], request_id: str, affinity: str
-    ) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(self, prompt_ids: Ids, sampling: Sampling, **_: Any) -> AsyncGenerator[TokenChunk, None]:
         """See ``TokenEngine``."""
         yield TokenChunk(self._reply, self._logprobs, "0", "stop")
 

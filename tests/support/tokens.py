@@ -48,6 +48,7 @@ class ScriptedTokenEngine:
         request_id: str,
         affinity: str,
         response_format: dict[str, Any] | None = None,
+        stream: bool = True,
     ) -> AsyncGenerator[TokenChunk, None]:
         """See ``TokenEngine``. The reply ends at the first of ``stop_ids``, which it includes."""
         context = [int(token) for token in prompt_ids]

@@ -153,11 +153,14 @@ class TokenEngine(Engine, Protocol):
         request_id: str,
         affinity: str,
         response_format: dict[str, Any] | None = None,
+        stream: bool = True,
     ) -> AsyncIterator[TokenChunk]:
         """Sample a reply. ``affinity`` names the session, for engines that keep its prefix warm.
 
         ``response_format`` (``{"type": "json_object"}``, or ``json_schema`` with a schema, in OpenAI's shape) binds
         the reply; it is given only to an engine whose ``info.structured`` says that it can.
+
+        Without ``stream`` nobody looks at the reply before its end: it may come as one chunk, which costs much less.
 
         Stop strings are the caller's business: it closes the iterator. An engine that looks for ``sampling.stop``
         itself may end there.

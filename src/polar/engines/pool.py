@@ -260,6 +260,7 @@ class TokenPool(Pool[E]):
         request_id: str,
         affinity: str,
         response_format: dict[str, Any] | None = None,
+        stream: bool = True,
     ) -> AsyncGenerator[TokenChunk, None]:
         """See ``TokenEngine``."""
 
@@ -271,6 +272,7 @@ class TokenPool(Pool[E]):
                 request_id=request_id,
                 affinity=affinity,
                 response_format=response_format,
+                stream=stream,
             )
 
         return self._calls(affinity, call)

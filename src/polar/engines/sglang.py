@@ -100,6 +100,7 @@ class SGLangEngine(OpenAIEngine):
         request_id: str,
         affinity: str,
         response_format: dict[str, Any] | None = None,
+        stream: bool = True,
     ) -> AsyncGenerator[TokenChunk, None]:
         """One reply; the id that ends it is part of it. Closing the iterator (or cancelling its reader) ends the
         generation.
@@ -119,6 +120,7 @@ class SGLangEngine(OpenAIEngine):
             incremental=self._incremental,
             response_format=response_format,
         )
+        body["stream"] = stream
         headers = {"X-Request-Id": request_id, "X-Session-Id": affinity}
         reader = GenerateReader(self._upstream.url + ROUTE, len(prompt_ids))
         async with self._upstream.slot():
@@ -127,7 +129,7 @@ class SGLangEngine(OpenAIEngine):
                 answer = await self._upstream.post(ROUTE, body, headers)
                 over = False
                 while not over and not reader.finished:
-                    payloads, over = await answer.read_events()
+                    payloads, over = await answer.read_events() if stream else ([await answer.read_all()], True)
                     for payload in payloads:
                         chunk = reader.feed(payload)
                         if chunk is not None:

@@ -1,4 +1,4 @@
-"""Why: SGLang's router strips the ids that a trainer needs, and spreads a session over servers whose prefix caches don't
+"""Why: SGLang's router strips the ids that a trainer needs, and spreads a session over servers whose caches don't
 know it. So a router is only asked who is behind it, and the servers themselves are called.
 """
 

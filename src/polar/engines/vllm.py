@@ -71,6 +71,7 @@ class VLLMEngine(OpenAIEngine):
         request_id: str,
         affinity: str,
         response_format: dict[str, Any] | None = None,
+        stream: bool = True,
     ) -> AsyncGenerator[TokenChunk, None]:
         """One reply. Closing the iterator (or cancelling its reader) closes the connection to the engine, which
         ends the generation there.
@@ -89,12 +90,17 @@ class VLLMEngine(OpenAIEngine):
             room=room,
             response_format=response_format,
         )
+        if not stream:
+            body["stream"] = False
+            del body["stream_options"]
         headers = {"X-Request-Id": request_id, "X-Session-Id": affinity}
         reader = TokensReader(self._upstream.url + route)
         async with self._upstream.slot():
             answer = await self._upstream.post(route, body, headers)
             try:
-                over = False
+                over = not stream
+                if over:
+                    reader.feed(await answer.read_all())
                 while not over:
                     payloads, over = await answer.read_events()
                     for payload in payloads:

@@ -190,9 +190,10 @@ def _shortcomings(found: Capabilities) -> list[Shortcoming]:
         fix = "start vLLM >= 0.10.2 (return_token_ids), and point the URL past a router that strips ids"
         lines.append(Shortcoming("token ids of chat completions", fix))
     if not found.weight_versions:
-        lines.append(
-            Shortcoming("the weight version of each token", f"start vLLM with --enable-scale-out (for {GENERATE})")
+        fix = (
+            f"a newer vLLM (0.32 has them) with --enable-scale-out (for {GENERATE}), or POST /admin/inference/version"
         )
+        lines.append(Shortcoming("the weight version of each token", fix))
     if not found.weight_updates:
         lines.append(Shortcoming("new weights while it serves", "start vLLM with VLLM_SERVER_DEV_MODE=1"))
     if found.logprobs == "raw":

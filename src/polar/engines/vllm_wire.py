@@ -146,7 +146,7 @@ class TokensReader:
         for choice in chunk.choices:
             if choice.index == 0:
                 self._read(choice)
-        if chunk.usage is not None:
+        if chunk.usage is not None and chunk.usage.completion_tokens is not None:  # a whole reply of generate has {}
             self._usage = chunk.usage.counts()
 
     def take(self) -> TokenChunk | None:

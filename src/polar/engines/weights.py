@@ -8,6 +8,7 @@ weights, ``wait`` lets them end first, ``abort`` ends them (finish reason "abort
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -22,6 +23,8 @@ from polar.engines.base import EngineError
 from polar.engines.http import Upstream
 from polar.engines.openai_errors import error_of_reply
 from polar.engines.sglang_weights import update_sglang
+
+log = logging.getLogger("polar.engines")
 
 UpdateMode = Literal["keep", "wait", "abort", "in_place"]
 
@@ -75,7 +78,20 @@ async def _update_vllm(upstream: Upstream, path: str, version: str, mode: Update
         reset = await _post(upstream, "/reset_prefix_cache?reset_running_requests=true", {})
         if reset.get("success") is False:
             raise EngineError("internal", f"{upstream.url}/reset_prefix_cache failed: old prefixes are still cached")
-        await _post(upstream, "/update_weight_version", {"new_version": version})
+        await _name_vllm(upstream, version)
+
+
+async def _name_vllm(upstream: Upstream, version: str) -> None:
+    """Tell the server what its weights are called. Older ones (0.22) have no names for them: there the gateway is
+    told (``/admin/inference/version``)."""
+    path = "/update_weight_version"
+    status, body = await upstream.ask(path, {"new_version": version}, seconds=_SECONDS)
+    if status == 404:
+        log.warning(
+            "%s has no names for weights: POST /admin/inference/version tells the gateway instead", upstream.url
+        )
+    elif status != 200:
+        raise error_of_reply(status, body, upstream.url + path)
 
 
 @asynccontextmanager

@@ -162,6 +162,7 @@ class TitoBackend:
             affinity=context.affinity,
             admission=context.admission,
             response_format=chat.response_format,
+            stream=stream,
         )
         async with aclosing(sampling.chunks()) as chunks:
             async for chunk in chunks:

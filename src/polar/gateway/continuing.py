@@ -36,6 +36,7 @@ class Continuing:
         admission: the call's place at the engine; a stopped call waits there until inference goes on.
         response_format: what the engine holds the reply to. Its grammar can't begin in the middle, so such a reply
             does not go on where it was stopped.
+        stream: somebody looks at the reply before its end.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Continuing:
         affinity: str,
         admission: Admission,
         response_format: dict[str, Any] | None = None,
+        stream: bool = True,
     ) -> None:
         self.stops = 0
         """How often the engine stopped the reply and it went on."""
@@ -63,6 +65,7 @@ class Continuing:
         self._affinity = affinity
         self._admission = admission
         self._response_format = response_format
+        self._stream = stream
         self._ids: list[int] = []
 
     async def chunks(self) -> AsyncGenerator[TokenChunk, None]:
@@ -116,6 +119,7 @@ class Continuing:
             request_id=request_id,
             affinity=self._affinity,
             response_format=self._response_format,
+            stream=self._stream,
         )
 
     def _placed(self, chunk: TokenChunk, start: int) -> TokenChunk:

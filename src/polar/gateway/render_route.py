@@ -49,6 +49,7 @@ class RenderRouteBackend:
             affinity=context.affinity,
             admission=context.admission,
             response_format=chat.response_format,
+            stream=False,  # the reply can only be parsed when it is whole
         )
         sampled: list[int] = []
         finish: FinishReason = "abort"

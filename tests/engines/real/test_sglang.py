@@ -203,9 +203,9 @@ async def test_new_weights_in_the_middle_of_a_session_are_known_to_the_token(
         logprobs = trace.response_logprobs.astype(np.float64)
         first = len(trace.prompt_ids)
         assert np.abs(old[first:] - logprobs)[:changed].max() < 1e-3
-        assert np.abs(old[first:] - logprobs)[changed:].max() > 1e-2
+        assert np.abs(old[first:] - logprobs)[changed:].max() > 1e-1
         if mode != "in_place":
-            assert np.abs(new[first:] - logprobs)[changed:].max() < 1e-3
+            assert np.abs(new[first:] - logprobs)[changed:].max() < 1e-2
     finally:
         await update_weights(sglang, "sglang", weights, "default", mode="keep")
 

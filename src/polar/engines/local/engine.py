@@ -132,11 +132,12 @@ class LocalEngine:
         request_id: str,
         affinity: str,
         response_format: dict[str, Any] | None = None,
+        stream: bool = True,
     ) -> AsyncIterator[TokenChunk]:
         """Sample a reply, a chunk a token. A stop id is part of the reply and ends it.
 
         ``request_id`` and ``affinity`` change nothing here: every call can start from every known prefix. There is
-        no grammar here, so ``response_format`` is never given (``info.structured``).
+        no grammar here, so ``response_format`` is never given (``info.structured``). ``stream`` makes no difference.
 
         Raises:
             EngineError: ``context_length``: the prompt fills the context; ``bad_request``: an empty prompt, ids

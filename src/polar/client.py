@@ -159,6 +159,8 @@ class RolloutClient:
                 problem = " ".join(str(error).split()) or type(error).__name__
             if 200 <= status < 300:
                 return _decoded(self.server + path, answer, kind)
+            if status == 401 and await self._token_has_come():
+                continue
             if status and status not in (429, 502, 503, 504):
                 raise self._refused(status, answer)
             if loop.time() + pause > patient_until:
@@ -176,6 +178,16 @@ class RolloutClient:
         ):
             return response.status, await response.read()
 
+    async def _token_has_come(self) -> bool:
+        """A server that starts only now makes its token after this client looked for it."""
+        if self._token or not (kept := kept_token(self.server)):
+            return False
+        self._token = kept
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+        return True
+
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
             headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
@@ -188,7 +200,8 @@ class RolloutClient:
         except (msgspec.DecodeError, KeyError, TypeError):
             detail = answer[:200].decode("utf-8", "replace")
         if status == 401:
-            detail = f"{detail}: set POLAR_TOKEN to a token of this service"
+            why = "does not know this token" if self._token else "wants a token"
+            detail = f"{self.server} {why}: set POLAR_TOKEN to one of its own, such as that in its admin.token"
         return ServiceError(detail, status)
 
 

@@ -12,6 +12,7 @@ import yaml
 
 from polar.contract.errors import UsageError
 from polar.contract.task import ID_PATTERN, TaskRequest
+from polar.other_clients import in_our_words
 
 
 def load_task(path: Path, samples: int | None = None, builder: str | None = None) -> TaskRequest:
@@ -50,8 +51,8 @@ def parse_task(data: Any, source: str = "task") -> TaskRequest:
     if not isinstance(data, dict):
         raise UsageError(f"{source}: a task is a mapping with task_id, instruction and agent")
     try:
-        task = msgspec.convert(data, TaskRequest)
-    except msgspec.ValidationError as error:
+        task = msgspec.convert(in_our_words(data), TaskRequest)
+    except (msgspec.ValidationError, UsageError) as error:
         raise UsageError(f"{source}: {error}") from None
     problem = _problem(task)
     if problem:

@@ -10,7 +10,6 @@ Images are not looked into.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -19,6 +18,7 @@ from polar.contract.arrays import NO_FLOATS, NO_IDS
 from polar.contract.chat import Message, Text, ToolCall
 from polar.contract.completion import Completion
 from polar.contract.errors import PolarError, UsageError
+from polar.contract.loading import load_named
 
 Hook = Callable[[str], str]
 """A piece of text, and what may be kept of it. The same text always gives the same."""
@@ -116,11 +116,7 @@ def load_redaction(config: RedactionConfig) -> Redaction | None:
     """
     hooks: list[tuple[str, Hook]] = []
     for name in config.hooks:
-        module, _, function = name.partition(":")
-        try:
-            hook = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise UsageError(f"redaction.hooks: {name!r}: {error}") from None
+        hook = load_named(name, "redaction.hooks:")
         if not callable(hook):
             raise UsageError(f"redaction.hooks: {name!r} is no function: write module:function")
         hooks.append((name, hook))

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+import signal
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from polar.contract.task import TaskRequest
 from polar.engines import make_engine
 from polar.engines.base import Engine
 from polar.engines.pool import pool_of
+from polar.gateway.app import Limits
 from polar.gateway.captures import Captures
 from polar.gateway.coordinator import Coordinator, HttpCoordinator, LocalCoordinator
 from polar.gateway.lifecycle import Stages
@@ -27,9 +30,11 @@ from polar.gateway.metrics import NodeCollector
 from polar.gateway.node import Node
 from polar.gateway.server import GatewayServer
 from polar.gateway.session_run import Parts
+from polar.gateway.siblings import Place, Siblings
 from polar.gateway.tasks import make_parts
 from polar.gateway.worker import Worker
 from polar.harnesses import by_name, names
+from polar.redaction import load_redaction
 from polar.results import DATABASE
 from polar.rollout.app import App, one_port
 from polar.rollout.auth import CALLBACK_ENV, NODE_ENV, Credentials, kept_secret, load_credentials
@@ -39,7 +44,7 @@ from polar.rollout.node_app import node_app
 from polar.rollout.server import RolloutServer
 from polar.rollout.tracing import session_traces
 from polar.runtimes import remove_leftovers
-from polar.settings import ServeConfig, check_allowed
+from polar.settings import ServeConfig, check_allowed, is_loopback
 from polar.store import Journal, Ledger, SQLiteJournal, Store, open_store
 
 log = logging.getLogger("polar.serve")
@@ -54,16 +59,26 @@ class Service:
     Args:
         environ: where tokens and secrets are looked for.
         say: told, in one line each, what a person must know: addresses, where tokens are.
+        place: of this worker, where several gateways share a port.
     """
 
-    def __init__(self, config: ServeConfig, environ: dict[str, str], say: Say = lambda _: None) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        environ: dict[str, str],
+        say: Say = lambda _: None,
+        *,
+        place: Place | None = None,
+    ) -> None:
         self.config = config
+        self._place = place
         self.url = ""
         self.metrics = Metrics()
         self.worker: Worker | None = None
         self._environ = environ
         self._say = say
         self._folder = Path(config.out)
+        self._admin_file: Path | None = None
         self._stack = AsyncExitStack()
         self._work: asyncio.Task[None] | None = None
 
@@ -114,7 +129,7 @@ class Service:
         server = await self._server(
             ledger,
             capture=HostedCaptures(captures, lambda: self.url),
-            inference=LocalInference(node.gateway.pipeline.inference),
+            inference=LocalInference(node.gateway.inference),
         )
         await self._listen(one_port(server.app, node.gateway))
         coordinator = LocalCoordinator(server.dispatch, self.config.name)
@@ -136,7 +151,7 @@ class Service:
         captures = await self._captures(node)
         own = node_app(
             HostedCaptures(captures, lambda: self.url),
-            LocalInference(node.gateway.pipeline.inference),
+            LocalInference(node.gateway.inference),
             self.metrics,
             token,
         )
@@ -156,6 +171,9 @@ class Service:
             node_id=self.config.name,
             require_token_ids=self.config.require_token_ids,
             buffer_replies=self.config.buffer_replies,
+            worker=self._place.index if self._place else None,
+            redaction=load_redaction(self.config.redaction),
+            limits=Limits(body=self.config.limits.body_mb * 1024 * 1024, calls=self.config.limits.calls_per_session),
         )
         await node.start()
         self._stack.push_async_callback(node.close)
@@ -199,6 +217,8 @@ class Service:
             traces=session_traces(self._environ),
             check=lambda task: check_allowed(self.config, task),
             allow_import=bool(self.config.harnesses.allow_import),
+            loopback_only=is_loopback(self.config.host),
+            urls=[f"http://{self.config.host}", *([self.config.public_url] if self.config.public_url else [])],
         )
         await server.start()
         self._stack.push_async_callback(server.close)
@@ -213,17 +233,28 @@ class Service:
 
     async def _listen(self, app: App) -> None:
         tls = self.config.tls.context() if self.config.tls else None
+        if self._place is not None:
+            await self._listen_among_siblings(app, self._place, tls)
+            return
         server = GatewayServer(app, host=self.config.host, port=self.config.port, tls=tls)
         await server.start()
         self._stack.push_async_callback(server.close)
         self.url = (self.config.public_url or server.url).rstrip("/")
         self._say(f"serving at {server.url}")
-        admin = getattr(self, "_admin_file", None)
-        if admin is not None:
+        if self._admin_file is not None:
             kept = token_file(server.url)
             kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             kept.unlink(missing_ok=True)
-            kept.symlink_to(admin.resolve())
+            kept.symlink_to(self._admin_file.resolve())
+
+    async def _listen_among_siblings(self, app: App, place: Place, tls: ssl.SSLContext | None) -> None:
+        siblings = Siblings(app, place)
+        self._stack.push_async_callback(siblings.close)
+        for each, listener, context in ((siblings, place.shared, tls), (app, place.own, None)):
+            server = GatewayServer(each)
+            await server.serve(listener, tls=context)
+            self._stack.push_async_callback(server.close)
+        self.url = (self.config.public_url or place.url).rstrip("/")
 
     def _begin(
         self,
@@ -236,7 +267,7 @@ class Service:
         pools = self.config.pools
         spec = NodeSpec(
             node_id=self.config.name,
-            gateway_url=self.url,
+            gateway_url=self._place.url_for(self.url) if self._place else self.url,
             instance=secrets.token_hex(8),
             max_init_workers=pools.init,
             max_run_workers=pools.run,
@@ -296,13 +327,15 @@ def _installed() -> dict[str, str]:
     return {name: installed.version or "" for name, installed in found.items() if installed is not None}
 
 
-async def serve(config: ServeConfig, environ: dict[str, str], stop: asyncio.Event, say: Say) -> None:
+async def serve(
+    config: ServeConfig, environ: dict[str, str], stop: asyncio.Event, say: Say, *, place: Place | None = None
+) -> None:
     """A service from its start to its end.
 
     Raises:
         PolarError: it can't start, or can't go on.
     """
-    service = Service(config, environ, say)
+    service = Service(config, environ, say, place=place)
     await service.start()
     try:
         await service.run(stop)
@@ -311,3 +344,32 @@ async def serve(config: ServeConfig, environ: dict[str, str], stop: asyncio.Even
         raise
     finally:
         await service.close()
+
+
+async def serve_until_told(
+    config: ServeConfig,
+    environ: dict[str, str],
+    say: Say,
+    *,
+    signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+    place: Place | None = None,
+) -> None:
+    """``serve``, until one of the signals comes; then it drains.
+
+    Raises:
+        PolarError: as ``serve``.
+        CancelledError: a second signal came, and all was ended at once.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    me = asyncio.current_task()
+
+    def told() -> None:
+        if stop.is_set() and me is not None:
+            me.cancel()
+        say("draining; once more to end at once")
+        stop.set()
+
+    for number in signals:
+        loop.add_signal_handler(number, told)
+    await serve(config, environ, stop, say, place=place)

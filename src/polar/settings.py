@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from polar.contract.errors import UsageError
+from polar.contract.errors import NotAllowed, UsageError
 from polar.contract.task import ID_PATTERN, TaskRequest
 from polar.gateway.lifecycle import Pools
 from polar.redaction import RedactionConfig
@@ -92,6 +92,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     server: str | None = None
     """The rollout server, for the role ``gateway``."""
     node_id: str | None = None
+    workers: int = 1
+    """Gateway nodes on this machine, behind one port; each has the pools and the engine connections to itself."""
     store: str | None = None
     out: str = "results/serve"
     engines: tuple[EngineConfig, ...] = (EngineConfig(),)
@@ -119,7 +121,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def load_settings(path: Path | None, overrides: Mapping[str, Any]) -> ServeConfig:
-    """A ``polar.yaml`` (or all defaults), with what the command line says over it.
+    """A ``polar.yaml`` (or all defaults), with what the command line says over it: over single settings of
+    ``runtimes``, and over those of the one engine that is configured.
 
     Raises:
         UsageError: it can't be read, or a setting is wrong; the message names it.
@@ -138,13 +141,30 @@ def load_settings(path: Path | None, overrides: Mapping[str, Any]) -> ServeConfi
         if not isinstance(data, dict):
             raise UsageError(f"{path}: settings are a mapping, such as 'port: 8080'")
     try:
-        config = msgspec.convert({**data, **overrides}, ServeConfig)
+        config = msgspec.convert(_laid_over(data, overrides, where), ServeConfig)
     except msgspec.ValidationError as error:
         raise UsageError(f"{where}: {error}") from None
     problem = _problem(config)
     if problem:
         raise UsageError(f"{where}: {problem}")
     return config
+
+
+def _laid_over(data: dict[str, Any], overrides: Mapping[str, Any], where: str) -> dict[str, Any]:
+    laid = {**data, **overrides}
+    runtimes, engines = data.get("runtimes"), data.get("engines")
+    if "runtimes" in overrides and isinstance(runtimes, dict):
+        laid["runtimes"] = {**runtimes, **overrides["runtimes"]}
+    if "engines" in overrides and engines:
+        if isinstance(engines, list) and len(engines) > 1:
+            raise UsageError(
+                f"{where}: {len(engines)} engines are configured, and options (--engine, --engine-url, --model, "
+                "--mode, --tokenizer) say nothing of which: change them there"
+            )
+        (said,) = overrides["engines"]
+        one = isinstance(engines, list) and isinstance(engines[0], dict)
+        laid["engines"] = [{**engines[0], **said}] if one else engines  # which is refused, as what it is
+    return laid
 
 
 def _problem(config: ServeConfig) -> str | None:
@@ -159,16 +179,29 @@ def _problem(config: ServeConfig) -> str | None:
         return "the role gateway needs server: the address of the rollout server (--server)"
     if config.role != "gateway" and config.server:
         return "server is for the role gateway: leave it out, or say --role gateway"
+    if config.port == 0 and config.node_id is None and _is_one_of_many(config):
+        return "with port 0 a node needs a name of its own: set node_id (--node-id)"
+    if config.workers < 1:
+        return "workers must be 1 or more"
+    if config.workers > 1 and config.role != "gateway":
+        return "workers are gateway nodes: run the rollout server apart, and them with --role gateway --server URL"
     if config.role == "gateway" and config.store:
         return "store is the rollout server's: the role gateway keeps its journal in out"
     if not config.engines:
         return "engines is empty: name one"
-    if not _is_loopback(config.host) and config.tls is None and not config.insecure:
+    if not is_loopback(config.host) and config.tls is None and not config.insecure:
         return f"{config.host} is not loopback: set tls, or insecure if the network itself is trusted (--insecure)"
     return None
 
 
-def _is_loopback(host: str) -> bool:
+def _is_one_of_many(config: ServeConfig) -> bool:
+    """Whether its node shares a ledger with others, which must be called otherwise."""
+    shared = (config.store or "").startswith(("postgresql:", "postgres:"))
+    return config.role == "gateway" or (config.role == "all" and shared)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine can reach this address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -179,7 +212,7 @@ def check_allowed(config: ServeConfig, task: TaskRequest) -> None:
     """See that a task asks for nothing that the operator has not allowed.
 
     Raises:
-        UsageError: it does; the message names the setting.
+        NotAllowed: it does; the message names the setting.
     """
     allowed = config.runtimes.allow
     asked: list[str] = [task.runtime.backend]
@@ -187,10 +220,10 @@ def check_allowed(config: ServeConfig, task: TaskRequest) -> None:
     asked += ["host_network"] if task.runtime.network == "host" else []
     for each in asked:
         if each not in allowed:
-            raise UsageError(f"runtime: {each} is not allowed here: its operator can add it to runtimes.allow")
+            raise NotAllowed(f"runtime: {each} is not allowed here: its operator can add it to runtimes.allow")
     for path in (task.agent.import_path, task.builder.strategy, task.evaluator.strategy):
         if path is not None and ":" in path and not _importable(path, config.harnesses.allow_import):
-            raise UsageError(f"{path} may not be imported here: its operator can add it to harnesses.allow_import")
+            raise NotAllowed(f"{path} may not be imported here: its operator can add it to harnesses.allow_import")
 
 
 def _importable(path: str, allowed: tuple[str, ...]) -> bool:

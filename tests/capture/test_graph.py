@@ -7,7 +7,7 @@ import pytest
 
 from polar.capture.graph import SessionGraph
 from polar.contract.arrays import ids
-from polar.contract.chat import Message, ToolCall
+from polar.contract.chat import Message, Text, ToolCall
 from tests.trajectories.making import completion
 from tests.trajectories.toy import ToyGateway, rewritten, system, tool, user
 
@@ -31,6 +31,23 @@ def test_a_fork_continues_the_reply_before_it() -> None:
     history.append(gateway.call(history).reply)
     gateway.call([*history, user("left")])
     assert parent_of(gateway, [*history, user("right")]) == "c0"
+
+
+def test_an_empty_reply_that_was_never_given_is_left_out() -> None:
+    """What opencode keeps of a stream that was cut."""
+    gateway, history = ToyGateway(), [system(), user("1")]
+    history.append(gateway.call(history).reply)
+    second = gateway.call([*history, user("2")])
+    history += [user("2"), Message("assistant", (Text(""),)), second.reply, user("3")]
+    attachment = gateway.graph.attach(history)
+    assert attachment.parent is second
+    assert attachment.messages == (*history[:4], *history[5:])
+
+
+def test_an_empty_reply_that_was_given_is_continued() -> None:
+    gateway, history = ToyGateway(), [system(), user("1")]
+    history.append(gateway.call(history, reply="").reply)
+    assert parent_of(gateway, [*history, user("2")]) == "c0"
 
 
 def test_of_two_equal_replies_the_one_that_goes_on_is_continued() -> None:

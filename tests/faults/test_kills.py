@@ -8,58 +8,64 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.making import ScriptedProcess, scripted_process
-from tests.faults.fleet import Fleet, check_all
-from tests.support.script import Step
+from polar.runtimes.bubblewrap import find_bwrap
+from tests.cli.making import ScriptedProcess
+from tests.faults.fleet import SEEDS, Fleet, check_all
 
 pytestmark = pytest.mark.slow
-TURNS = 6
+
+SANDBOXES = ("none", "bubblewrap")
 
 
-@pytest.fixture(scope="module")
-def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedProcess]:
-    """It takes some time for each token, so that a kill finds calls in flight."""
-    steps = [Step(text=f"reply number {turn} is a few tokens long", token_delay=0.003) for turn in range(TURNS)]
-    with scripted_process(tiny_model, steps, tmp_path_factory.mktemp("engine")) as running:
-        yield running
+def the_sandbox(seed: int) -> str:
+    """Each in turn."""
+    chosen = SANDBOXES[seed % 2]
+    if chosen == "bubblewrap" and find_bwrap() is None:
+        pytest.skip("bubblewrap is not installed")
+    return chosen
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_one_process_is_killed_again_and_again(engine: ScriptedProcess, tmp_path: Path, seed: int):
-    chance, samples = random.Random(seed), 16
-    with Fleet(tmp_path, engine.url) as fleet:
+    chance, samples = random.Random(seed), 24
+    with Fleet(tmp_path, engine, sandbox=the_sandbox(seed)) as fleet:
         async with fleet.client() as client:
-            await client.submit(fleet.a_task("t", samples=samples, turns=TURNS))
+            await client.submit(fleet.a_task("t", samples=samples))
             for _ in range(2):
-                await fleet.replies(len(fleet.received()) + chance.randrange(1, 20))
+                await fleet.replies(chance.randrange(1, 30))
                 fleet.server.kill()
                 fleet.server.start()
                 fleet.server.wait()
             status = await check_all(fleet, client, "t", samples)
             assert max(result.attempt for result in status.results) > 1, "a session was cut off"
             assert {result.status for result in status.results} == {"COMPLETED"}
-    fleet.server.nothing_left()
+        fleet.stop()
 
 
-@pytest.mark.parametrize("seed", range(6))
-async def test_server_and_gateways_are_killed(engine: ScriptedProcess, tmp_path: Path, seed: int):
-    chance, samples = random.Random(100 + seed), 24
-    with Fleet(tmp_path, engine.url, gateways=2) as fleet:
+@pytest.mark.parametrize("who", ["server", "gateways", "both"])
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_server_and_gateways_are_killed(engine: ScriptedProcess, tmp_path: Path, who: str, seed: int):
+    chance, samples = random.Random(f"{who} {seed}"), 32
+    with Fleet(tmp_path, engine, gateways=2, sandbox=the_sandbox(seed)) as fleet:
+        among = {"server": fleet.servers, "gateways": fleet.gateways, "both": fleet.parts}[who]
         async with fleet.client() as client:
-            await client.submit(fleet.a_task("t", samples=samples, turns=TURNS))
-            for _ in range(3):
-                await fleet.replies(len(fleet.received()) + chance.randrange(1, 12))
-                victims = chance.sample(fleet.parts, chance.choice([1, 1, 2]))
+            await client.submit(fleet.a_task("t", samples=samples))
+            for _ in range(2):
+                await fleet.replies(chance.randrange(1, 25))
+                victims = among if who == "both" else [chance.choice(among)]
                 for part in victims:
                     part.kill()
                 await asyncio.sleep(chance.uniform(0, 0.5))
                 for part in victims:
                     part.start()
-            await check_all(fleet, client, "t", samples)
-    for part in fleet.gateways:
-        part.nothing_left()
+            status = await check_all(fleet, client, "t", samples)
+            assert {result.status for result in status.results} == {"COMPLETED"}
+            if who == "server":
+                assert {result.attempt for result in status.results} == {1}, "no session's node was lost"
+        for part in fleet.parts:
+            part.wait()
+        fleet.stop()

@@ -3,14 +3,13 @@ tokenizer and chat template."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from polar.runtimes.bubblewrap import find_bwrap
-from tests.harnesses.running import Ran, run_session
+from tests.harnesses.running import Ran, qwen3_folder, run_session
 from tests.rendering.conftest import assets
 
 __all__ = ["Ran", "Run", "assets"]
@@ -21,12 +20,7 @@ Run = Callable[..., Awaitable[Ran]]
 @pytest.fixture(scope="session")
 def qwen3(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Qwen3's model folder, but for the weights."""
-    folder = tmp_path_factory.mktemp("qwen3")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).symlink_to(assets / "qwen3" / name)
-    (folder / "chat_template.jinja").symlink_to(assets / "templates" / "Qwen-Qwen3-0.6B.jinja")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [151645, 151643]}))
-    return folder
+    return qwen3_folder(assets, tmp_path_factory.mktemp("qwen3"))
 
 
 @pytest.fixture

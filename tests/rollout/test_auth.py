@@ -92,6 +92,7 @@ async def test_what_was_read_exported_and_cancelled_is_in_the_log(world: World) 
     await world.admin.delete("/nodes/n1")
     log = [(e.actor, e.action, e.subject, e.allowed) for e in await world.ledger.audit_log()]
     assert log == [
+        ("submit", "task.submit", "t1", True),
         ("read", "task.read", "t1", True),
         ("read", "traces.export_jsonl", "t1", True),
         ("read", "results.read", "", True),

@@ -79,6 +79,32 @@ async def test_one_that_hangs_holds_up_nobody_else(make_world: MakeWorld) -> Non
         assert len(await trainer.wait(1)) == 1
 
 
+async def test_a_dead_host_with_more_due_than_is_read_at_once_holds_up_nobody_else(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "_DUE", 10)
+    async with Receiver(lambda _: HANG) as hung, Receiver() as trainer:
+        world = await make_world(callbacks=CallbackConfig(timeout_seconds=60))
+        await world.join()
+        for number in range(24):  # due before the one that can arrive
+            await world.run(task(f"h{number}", callback_url=f"{hung.url}?n={number}"), calls=1)
+        await world.run(task("t1", callback_url=trainer.url), calls=1)
+        assert len(await trainer.wait(1)) == 1
+        await settled(world)
+
+
+async def test_hosts_that_were_called_are_not_kept(make_world: MakeWorld) -> None:
+    async with Receiver() as trainer:
+        world = await make_world(callbacks=QUICK)
+        await world.join()
+        await world.run(task(callback_url=trainer.url))
+        await settled(world)
+        async with asyncio.timeout(20):
+            while world.server._callbacks._tries:
+                await asyncio.sleep(0.01)
+        assert dict(world.server._callbacks._by_host) == {}
+
+
 async def test_a_hanging_receiver_is_left_after_its_time_and_tried_again(make_world: MakeWorld) -> None:
     config = CallbackConfig(backoff_seconds=0.01, timeout_seconds=0.2)
     async with Receiver(lambda call: 200 if call else HANG) as trainer:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
+import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from polar import background
+from polar.contract.completion import Completion
+from polar.contract.rollout import Event
 from polar.rollout.tracing import SessionTraces, session_traces
 from tests.rollout.conftest import MakeWorld
 from tests.rollout.making import task
@@ -44,3 +49,28 @@ def test_without_a_receiver_there_are_no_traces() -> None:
     made = session_traces({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
     assert made is not None
     made.close()
+
+
+async def test_an_event_that_no_span_can_be_made_of_holds_up_no_other(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "AFTER_FAILURE", 0.01)
+    exported = InMemorySpanExporter()
+    traces = SessionTraces(exported)
+    take = traces._take
+
+    def broken(event: Event, calls: Sequence[Completion]) -> None:
+        if event.subject == "bad-0":
+            raise KeyError("no such field")
+        take(event, calls)
+
+    monkeypatch.setattr(traces, "_take", broken)
+    world = await make_world(traces=traces)
+    await world.join()
+    await world.run(task("bad"))
+    await world.run(task("good"))
+    async with asyncio.timeout(20):
+        while not any(span.name == "session" for span in exported.get_finished_spans()):
+            await asyncio.to_thread(traces._provider.force_flush)
+    names = {(span.attributes or {}).get("polar.session_id") for span in exported.get_finished_spans()}
+    assert names == {"good-0"}

@@ -221,3 +221,47 @@ async def test_a_result_is_usable_however_odd_its_metadata_is(store: Ledger) -> 
     )
     await store.deliver("n", given, 1.0)
     assert await store.progress() == [("task", "running", 2, 1, 0)]
+
+
+# Numbers
+
+
+async def test_sessions_are_counted_and_listed_without_reading_them_all(store: Ledger) -> None:
+    assert (await store.session_states(), await store.newest_result(), await store.newest_event()) == ({}, 0, 0)
+    await _run(store, "a", samples=2, at=1.0)
+    await _run(store, "b", at=2.0)
+    await store.submit(making.task("c", num_samples=3), 3.0)
+    assert await store.session_states() == {"COMPLETED": 3, "REGISTERED": 3}
+    assert [record.session_id for record in await store.recent_sessions(limit=2)] == ["c-2", "c-1"]
+    ended = await store.recent_sessions(state="COMPLETED")
+    assert [record.session_id for record in ended] == ["b-0", "a-1", "a-0"]
+    assert [record.session_id for record in await store.recent_sessions(task_id="a", state="COMPLETED", limit=1)] == [
+        "a-1"
+    ]
+    assert await store.recent_sessions(task_id="a", state="REGISTERED") == []
+    assert await store.newest_result() == (await store.results_after(0, 100))[-1].cursor
+    assert await store.newest_event() == (await store.events_after(0))[-1].id
+
+
+async def test_a_result_is_found_by_its_attempt(store: Ledger) -> None:
+    await _run(store, "a", samples=2)
+    found = await store.result("a-1", 1)
+    assert found is not None
+    assert (found.session_id, found.task_id) == ("a-1", "a")
+    assert await store.result("a-1", 2) is None
+    assert await store.result("nobody", 1) is None
+
+
+async def test_what_is_due_to_some_hosts_can_be_left_out(store: Ledger) -> None:
+    urls = {
+        "a": "http://Dead:80/x",
+        "b": "https://dead:80?token=1",
+        "c": "http://dead:80",
+        "d": "http://dead:8080/x",
+        "e": "http://live/dead:80/",
+    }
+    for name, url in urls.items():
+        await _run(store, name, callback_url=url)
+    assert [due.task_id for due in await store.callbacks_due(10.0)] == list("abcde")
+    assert [due.task_id for due in await store.callbacks_due(10.0, but_not=["dead:80"])] == ["d", "e"]
+    assert [due.task_id for due in await store.callbacks_due(10.0, but_not=["dead:80", "live"])] == ["d"]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polar.capture.match import Key, message_key, reasoning_agrees, repaired_agrees
+from polar.capture.match import Key, message_key, reasoning_agrees, repaired_agrees, says_nothing
 from polar.contract.arrays import NO_IDS, Ids, common_prefix
 from polar.contract.chat import Message
 from polar.contract.completion import Completion
@@ -105,8 +105,12 @@ class SessionGraph:
         return self._by_id.get(completion_id)
 
     def attach(self, messages: Sequence[Message]) -> Attachment:
-        """Find what a conversation continues."""
+        """Find what a conversation continues. A reply that says nothing and was never given is left out: it is what
+        some harnesses keep of a stream that was cut."""
         path = self._walk(messages)
+        while len(path) < len(messages) and says_nothing(messages[len(path)]):
+            messages = [*messages[: len(path)], *messages[len(path) + 1 :]]
+            path = self._walk(messages)
         recorded = tuple(node.message for node in path if node.message is not None)
         canonical = recorded + tuple(messages[len(path) :])
         for depth in range(len(path), 0, -1):
@@ -216,7 +220,18 @@ class SessionGraph:
 
     def _walk(self, messages: Sequence[Message]) -> list[_Node]:
         """The longest path from the root that says the start of these messages; of two, the likelier."""
-        best = trail = _Trail(self._root, 0, None)
+        node, path = self._root, list[_Node]()
+        for message in messages:  # straight down, as long as there is one way: nearly always all of it
+            found = self._matches(node, message)
+            if len(found) != 1:
+                break
+            node = found[0]
+            path.append(node)
+        return path + self._search(node, messages[len(path) :]) if len(path) < len(messages) else path
+
+    def _search(self, start: _Node, messages: Sequence[Message]) -> list[_Node]:
+        """The longest path below ``start`` that says the start of these messages."""
+        best = trail = _Trail(start, 0, None)
         waiting = [trail]
         while waiting and best.depth < len(messages):
             trail = waiting.pop()

@@ -24,7 +24,8 @@ Key = tuple[Any, ...]
 
 def message_key(message: Message) -> Key:
     """What was said, hashable: equal for two forms of the same message."""
-    calls = tuple([(call.name, arguments_key(call.arguments)) for call in message.tool_calls])
+    called = message.tool_calls
+    calls = tuple([(call.name, arguments_key(call.arguments)) for call in called]) if called else ()
     content = message.content
     return (message.role, content if isinstance(content, str) else _content_key(content), calls)
 
@@ -51,6 +52,11 @@ def is_json_object(arguments: str) -> bool:
         return isinstance(msgspec.json.decode(arguments), dict)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return False
+
+
+def says_nothing(message: Message) -> bool:
+    """A reply without text, thinking or calls."""
+    return message.role == "assistant" and not message.reasoning and message_key(message)[1:] == ("", ())
 
 
 def reasoning_agrees(recorded: str | None, sent: str | None) -> bool:

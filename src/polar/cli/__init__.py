@@ -23,6 +23,7 @@ COMMANDS = {
     "capture": "capture:capture",
     "run": "run:run",
     "serve": "serve:serve",
+    "up": "up:up",
     "submit": "service:submit",
     "status": "service:status",
     "results": "service:results",
@@ -68,6 +69,9 @@ def _main(
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
         raise UsageError(f"POLAR_LOG={level} is no level: use DEBUG, INFO, WARNING, ERROR or CRITICAL")
     logging.basicConfig(level=level, format="%(levelname)s %(message)s")
+    if "POLAR_LOG" not in os.environ:
+        # How an engine is used, or that one is away, changes what comes out: nobody should have to ask for that.
+        logging.getLogger("polar.engines").setLevel(logging.WARNING)
 
 
 def main() -> None:

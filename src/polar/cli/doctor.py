@@ -46,8 +46,8 @@ def doctor(
     for name in fix or ():
         install(name, screen.err.print)
     checks = [_python(), *_engines(), _runtime(), *_harnesses()]
-    if engine_url:
-        checks.extend(_server(engine_url, model))
+    servers = [check for url in (engine_url or "").split(",") if url.strip() for check in _server(url.strip(), model)]
+    checks.extend(servers)
     if as_json:
         print(json.dumps([check._asdict() for check in checks]))
     else:
@@ -58,7 +58,7 @@ def doctor(
             if check.fix:
                 table.add_row("", "", Text(f"fix: {check.fix}", style="dim"))
         screen.out.print(table)
-    if engine_url and not checks[-1].ok:
+    if not all(check.ok for check in servers if check.fix is None):
         raise typer.Exit(1)
 
 

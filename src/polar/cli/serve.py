@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +14,9 @@ import uvloop
 
 from polar.cli import options, screen
 from polar.logs import configure
-from polar.service import serve as run_service
+from polar.service import serve_until_told
 from polar.settings import ServeConfig, load_settings
+from polar.workers import Workers
 
 
 def serve(
@@ -26,6 +27,7 @@ def serve(
     server: Annotated[str | None, typer.Option("--server", help="The rollout server, for --role gateway.")] = None,
     node_id: Annotated[str | None, typer.Option("--node-id", help="This node's name.")] = None,
     public_url: Annotated[str | None, typer.Option("--public-url", help="How others reach this machine.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="Gateway nodes behind the port (1).")] = None,
     engine: Annotated[str | None, typer.Option("--engine", help="local, vllm, sglang or openai.")] = None,
     engine_url: options.EngineURL = None,
     model: options.Model = None,
@@ -45,6 +47,7 @@ def serve(
         "server": server,
         "node_id": node_id,
         "public_url": public_url,
+        "workers": workers,
         "store": store,
         "out": out,
         "insecure": insecure or None,
@@ -57,23 +60,12 @@ def serve(
     settings = load_settings(config, {name: value for name, value in said.items() if value is not None})
     configure(os.environ.get("POLAR_LOG", "INFO").upper(), settings.log)
     sys.path.insert(0, str(Path.cwd()))  # where an operator keeps classes of their own; tasks may name those allowed
-    uvloop.run(_until_told(settings))
-
-
-async def _until_told(settings: ServeConfig) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    me = asyncio.current_task()
-
-    def told() -> None:
-        if stop.is_set() and me is not None:
-            me.cancel()
-        screen.err.print("draining; once more to end at once")
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told)
+    work = Workers(settings, screen.err.print).run if settings.workers > 1 else partial(_serve, settings)
     try:
-        await run_service(settings, dict(os.environ), stop, screen.err.print)
+        uvloop.run(work())
     except asyncio.CancelledError:
         raise typer.Exit(1) from None
+
+
+async def _serve(settings: ServeConfig) -> None:
+    await serve_until_told(settings, dict(os.environ), screen.err.print)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -173,7 +173,7 @@ async def _tasks_table(client: RolloutClient, names: list[str]) -> Table:
         table.add_column(head, justify="right")
     for name in names:
         sessions = (await client.get(f"/tasks/{name}/sessions"))["sessions"]
-        counts = Counter(screen.FOLDED.get(each["state"], each["state"]) for each in sessions)
+        counts = Counter(screen.FOLDED.get(each["status"], each["status"]) for each in sessions)
         table.add_row(name, *(str(counts[stage] or "·") for stage in screen.STAGES))
     return table
 
@@ -256,8 +256,18 @@ def _print_service(found: dict[str, Any], as_json: bool) -> None:
 
 def _table_of_service(found: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in found.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{count} {what}" for what, count in value.items() if count) or "-"
-        table.add_row(Text(name.replace("_", " "), style="bold"), Text(str(value)))
+    pipeline, nodes = found["pipeline"], found["nodes"]
+    lines = {
+        "polar": found["service"]["polar"],
+        "tasks": _counts(Counter(found["tasks"].values())),
+        "sessions": _counts(pipeline["sessions"]),
+        "nodes": f"{nodes['total']}, of which {nodes['healthy']} healthy, {nodes['draining']} draining",
+        **{f"callback of {each['task_id']}": each["error"] for each in pipeline["callbacks_failed"]},
+    }
+    for name, value in lines.items():
+        table.add_row(Text(name, style="bold"), Text(value))
     return table
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {what.lower()}" for what, count in counts.items() if count) or "none"

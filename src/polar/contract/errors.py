@@ -18,6 +18,11 @@ class UsageError(PolarError):
     exit_code = 2
 
 
+class NotAllowed(UsageError):
+    """Something that the operator has not allowed was asked for: the message names the setting. A server writes it to
+    its audit log."""
+
+
 class MissingExtra(UsageError):
     """An optional part of Polar is not installed.
 

@@ -17,6 +17,11 @@ from polar.contract.completion import Completion
 from polar.contract.result import SessionResult, SessionState
 from polar.contract.task import TaskRequest
 
+HEARTBEAT_SECONDS = 2.0
+"""Between two signs of life of a node."""
+BARE_NODE = "capture_node"
+"""In the metadata of a bare capture session's record: the node it is on, from first to last."""
+
 TaskState = Literal["running", "completed", "failed"]
 """``completed``: every session has ended, in whatever way. ``failed``: it was cancelled before that."""
 
@@ -82,7 +87,7 @@ class NodeInfo(msgspec.Struct, kw_only=True):
     metrics: NodeLoad = NodeLoad()
     healthy: bool = True
     draining: bool = False
-    heartbeat_interval_seconds: float = 2.0
+    heartbeat_interval_seconds: float = HEARTBEAT_SECONDS
     last_heartbeat: float = 0.0
     sessions: int = 0
     """Leases it holds."""

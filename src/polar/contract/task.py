@@ -30,9 +30,12 @@ class RuntimeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CustomShell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A shell command as the agent. ``{{INSTRUCTION}}`` becomes the instruction, shell-quoted."""
+    """A shell command as the agent. ``{{INSTRUCTION}}`` becomes the instruction, shell-quoted. It runs in ``cwd``, by
+    default the workspace."""
 
     command: str
+    cwd: str | None = None
+    env: dict[str, str] = {}
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +59,8 @@ class BuilderSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class EvaluatorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a session becomes a reward: a built-in name or a ``module:Class``."""
+    """How a session becomes a reward: a built-in name or a ``module:Class``. ``refresh_runtime`` is there for clients
+    that send it: evaluation always runs in a fresh copy of what the agent left, which is what ``true`` asks for."""
 
     strategy: str = "session_completed"
     config: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from polar.contract.completion import LogprobKind
 from polar.contract.errors import UsageError
 from polar.engines.base import EngineError, EngineInfo, TokenChunk
 from polar.engines.capabilities import Capabilities, Shortcoming
-from polar.engines.http import Upstream
+from polar.engines.http import NoAnswer, Upstream
 from polar.engines.openai_reply import ReplyReader
 from polar.engines.openai_request import request_body as chat_body
 from polar.engines.openai_sse import EventReader
@@ -157,11 +157,8 @@ class _Probe:
     async def _ask(self, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
         try:
             return await self._upstream.ask(path, body, seconds=_SECONDS)
-        except TimeoutError:
-            raise UsageError(
-                f"{self._upstream.url}{path} did not answer a call of a few tokens within {_SECONDS:.0f} s: is the "
-                "engine paused?"
-            ) from None
+        except NoAnswer as error:
+            raise UsageError(f"{error}, a call of a few tokens: is the engine paused?") from None
         except EngineError:
             return 0, b""
 

@@ -78,7 +78,7 @@ async def ask_server(upstream: Upstream, model: str) -> Server:
         flags = await _first(upstream, WireServerInfo, "/server_info", "/get_server_info")
         whole = told is not None and flags is not None and flags.version is not None
         workers = None if whole else await _workers(upstream)
-    except (EngineError, TimeoutError) as error:
+    except EngineError as error:
         raise _nothing(upstream.url, error) from None
     if workers is not None:
         raise UsageError(

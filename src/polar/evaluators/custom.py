@@ -3,10 +3,10 @@ rights, so only where the operator allows it."""
 
 from __future__ import annotations
 
-import importlib
 from typing import cast
 
-from polar.contract.errors import PolarError, UsageError
+from polar.contract.errors import UsageError
+from polar.contract.loading import make_named
 from polar.contract.task import EvaluatorSpec
 from polar.evaluators.base import Evaluator
 
@@ -19,13 +19,7 @@ def load(spec: EvaluatorSpec, *, allow_import: bool) -> Evaluator:
     """
     if not allow_import:
         raise UsageError(f"evaluator.strategy {spec.strategy!r} is not allowed unless you pass --allow-import")
-    module, _, name = spec.strategy.partition(":")
-    try:
-        made = getattr(importlib.import_module(module), name)(spec)
-    except PolarError:
-        raise
-    except Exception as error:
-        raise UsageError(f"evaluator.strategy {spec.strategy!r} can't be loaded: {error}") from error
+    made = make_named(spec.strategy, "evaluator.strategy", spec)
     if not hasattr(made, "evaluate") or not hasattr(made, "name"):
         raise UsageError(f"evaluator.strategy {spec.strategy!r} is no evaluator: it needs name and evaluate")
     return cast(Evaluator, made)

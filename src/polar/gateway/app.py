@@ -227,8 +227,10 @@ def _read(
         if mended == body:
             raise
         parsed = dialect.parse(mended, headers, variables)
-    meaning = msgspec.json.encode([dialect.name, parsed.previous_id, parsed.chat])
-    return hashlib.sha256(meaning).digest()[:16], parsed
+    chat = parsed.chat
+    said = msgspec.msgpack.encode(chat.messages)  # as it is: JSON would look at every character of a long history
+    rest = msgspec.json.encode([dialect.name, parsed.previous_id, msgspec.structs.replace(chat, messages=())])
+    return hashlib.sha256(said + rest).digest()[:16], parsed
 
 
 # ---- answers ---------------------------------------------------------------------------------------------

@@ -14,12 +14,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from polar.background import forever
 from polar.contract.chat import Sampling
 from polar.contract.result import TERMINAL_STATES, SessionResult
+from polar.contract.rollout import BARE_NODE
 from polar.contract.task import BuilderSpec
 from polar.gateway.node import Node
 from polar.gateway.provenance import provenance
-from polar.gateway.session import LiveSession
+from polar.gateway.session import LiveSession, new_key
 from polar.store.base import SessionRecord, StoreConflict
 from polar.trajectories.assemble import assemble, record_evaluation
 
@@ -30,8 +32,6 @@ IDLE_SECONDS = 3600.0
 CUT_OFF = "cut off: Polar was ended before the session was closed"
 NO_PINS = Sampling()
 DEFAULT_BUILDER = BuilderSpec()
-_MARK = "capture"
-"""In a record's metadata: this session is of the kind that is kept here."""
 
 
 class Captures:
@@ -62,11 +62,13 @@ class Captures:
             sampling: pins, which win over what the program asks for.
 
         Raises:
-            StoreConflict: there is a session of that id.
+            StoreConflict: there is a session of that id, or a task of that one, whose sessions are its own.
         """
         name = session_id or f"capture-{secrets.token_hex(8)}"
         if await self._node.store.session(name) is not None:
             raise StoreConflict(f"session {name} exists: take another session_id")
+        if task_id is not None and await self._node.store.task(task_id) is not None:
+            raise StoreConflict(f"{task_id} is a task, and its sessions are its own: take another task_id")
         now = time.time()
         record = SessionRecord(
             session_id=name,
@@ -75,11 +77,15 @@ class Captures:
             state="RUNNING",
             created_at=now,
             updated_at=now,
-            metadata={**(metadata or {}), _MARK: True},
+            metadata={**(metadata or {}), BARE_NODE: self._node.node_id},
         )
         await self._node.store.put_session(record)
         session = LiveSession(
-            session_id=name, pins=sampling, require_token_ids=self._node.require_token_ids, used_at=time.monotonic()
+            session_id=name,
+            pins=sampling,
+            key=new_key(self._node.worker),
+            require_token_ids=self._node.require_token_ids,
+            used_at=time.monotonic(),
         )
         self._node.gateway.open(session)
         self._open[name] = session, record
@@ -89,7 +95,7 @@ class Captures:
         self, session_id: str, *, error: str | None = None, builder: BuilderSpec = DEFAULT_BUILDER
     ) -> SessionResult | None:
         """End a session: its key takes no more calls, its traces are built, its result is stored. ``None``: it is not
-        open here.
+        open here. Where it fails the session is still to be closed, and closing it again goes on.
 
         Args:
             error: why it ends as ERROR; if it is ``None`` it does so only where its calls could not be captured.
@@ -98,11 +104,14 @@ class Captures:
         if found is None:
             return None
         session, record = found
-        await self._node.gateway.close(session)
         try:
-            return await self._finish(record, session.broken or error, builder)
-        finally:
-            self._node.gateway.forget(session)
+            await self._node.gateway.close(session)
+            result = await self._finish(record, session.broken or error, builder)
+        except BaseException:
+            self._open[session_id] = found
+            raise
+        self._node.gateway.forget(session)
+        return result
 
     async def close_idle(self) -> None:
         """End the sessions that nobody has used for long."""
@@ -110,24 +119,29 @@ class Captures:
         for name, (session, _) in list(self._open.items()):
             if not session.calls and now - session.used_at > self._idle_seconds:
                 log.warning("session %s: ended after %g s without a call", name, self._idle_seconds)
-                await self.close(name)
+                await self._close_or_tell(name)
 
     async def watch(self) -> None:
         """``close_idle`` now and then, until cancelled."""
-        while True:
-            await asyncio.sleep(min(60.0, self._idle_seconds))
-            await self.close_idle()
+        await forever(self.close_idle, "idle sessions can't be ended", every=min(60.0, self._idle_seconds))
 
     async def close_all(self) -> None:
-        """End every session that is open here."""
+        """End every session that is open here. One that can't be is ended at the next start."""
         for name in list(self._open):
-            await self.close(name, error=CUT_OFF)
+            await self._close_or_tell(name, CUT_OFF)
+
+    async def _close_or_tell(self, name: str, error: str | None = None) -> None:
+        try:
+            await self.close(name, error=error)
+        except Exception:  # no reason for others to stay open
+            log.exception("session %s can't be ended", name)
 
     async def end_those_cut_off(self) -> None:
-        """Sessions of an earlier process, whose keys nobody knows any more, have ended, with what was captured."""
+        """Sessions of an earlier process of this node, whose keys nobody knows any more, have ended, with what was
+        captured. Those of other nodes are in the same store, where several servers share one."""
         for record in await self._node.store.sessions():
             if (
-                record.metadata.get(_MARK)
+                record.metadata.get(BARE_NODE) == self._node.node_id
                 and record.state not in TERMINAL_STATES
                 and record.session_id not in self._open
             ):
@@ -156,8 +170,15 @@ class Captures:
             timing={"run": round(time.time() - record.created_at, 3)},
             node_id=self._node.node_id,
             error=error,
-            metadata={name: value for name, value in record.metadata.items() if name != _MARK},
+            metadata={name: value for name, value in record.metadata.items() if name != BARE_NODE},
         )
         ended = msgspec.structs.replace(record, state=status, updated_at=time.time(), error=error)
-        await store.finish_session(ended, result)
+        try:
+            await store.finish_session(ended, result)
+        except StoreConflict:
+            # It has ended already: by an earlier try that failed after it was kept, or as one of a lost node.
+            kept = await store.result(record.session_id, record.attempt)
+            if kept is None:
+                raise
+            return kept
         return result

@@ -14,7 +14,7 @@ from polar.gateway.render_route import RenderRouteBackend
 from polar.rendering import load_renderer
 from polar.rendering.base import Renderer
 
-log = logging.getLogger("polar.gateway")
+log = logging.getLogger("polar.engines")
 
 
 def choose_backend(engine: Engine, renderer: Renderer | None = None) -> Backend:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any, Protocol, TypeVar
 
 import aiohttp
@@ -11,16 +12,22 @@ import msgspec
 from polar.contract.arrays import from_json, to_json
 from polar.contract.errors import PolarError, UsageError
 from polar.contract.rollout import Claim, Delivery, Heartbeat, HeartbeatReply, Lease, NodeSpec, Release
-from polar.store.base import StoreConflict
+from polar.store.base import StoreConflict, StoreFailure
 
 T = TypeVar("T")
 
 _SECONDS = 30.0
 """For one exchange, beyond what it is asked to wait."""
+_BEAT_SECONDS = 5.0
+"""For a heartbeat: where the network swallows it, the next one must come before the lease has lapsed."""
 
 
 class Unreachable(PolarError):
     """The server did not answer, or not now: what was asked may be asked again."""
+
+
+class Unwelcome(UsageError):
+    """The server does not know this node's credential: nothing that it refuses so is refused for good."""
 
 
 class Coordinator(Protocol):
@@ -80,19 +87,26 @@ class LocalCoordinator:
         self._node_id = node_id
 
     async def register(self, spec: NodeSpec) -> None:
-        await self._dispatch.register(spec)
+        await _now(self._dispatch.register(spec))
 
     async def claim(self, claim: Claim) -> list[Lease]:
-        return await self._dispatch.claim(self._node_id, claim)
+        return await _now(self._dispatch.claim(self._node_id, claim))
 
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        return await self._dispatch.heartbeat(self._node_id, beat)
+        return await _now(self._dispatch.heartbeat(self._node_id, beat))
 
     async def deliver(self, delivery: Delivery) -> None:
-        await self._dispatch.deliver(self._node_id, delivery)
+        await _now(self._dispatch.deliver(self._node_id, delivery))
 
     async def release(self, release: Release) -> None:
-        await self._dispatch.release(self._node_id, release)
+        await _now(self._dispatch.release(self._node_id, release))
+
+
+async def _now(asked: Awaitable[T]) -> T:
+    try:
+        return await asked
+    except StoreFailure as error:  # a full disk, a database that is away: it may be asked again
+        raise Unreachable(str(error)) from error
 
 
 class HttpCoordinator:
@@ -118,10 +132,10 @@ class HttpCoordinator:
         await self._post(f"{self.url}/nodes/register", spec, Any)
 
     async def claim(self, claim: Claim) -> list[Lease]:
-        return await self._post(f"{self._node}/claim", claim, list[Lease], wait=claim.wait)
+        return await self._post(f"{self._node}/claim", claim, list[Lease], seconds=_SECONDS + claim.wait)
 
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        return await self._post(f"{self._node}/heartbeat", beat, HeartbeatReply)
+        return await self._post(f"{self._node}/heartbeat", beat, HeartbeatReply, seconds=_BEAT_SECONDS)
 
     async def deliver(self, delivery: Delivery) -> None:
         body = await asyncio.to_thread(to_json, delivery) if delivery.completions else to_json(delivery)
@@ -130,13 +144,13 @@ class HttpCoordinator:
     async def release(self, release: Release) -> None:
         await self._post(f"{self._node}/release", release, Any)
 
-    async def _post(self, url: str, body: Any, kind: type[T], *, wait: float = 0.0) -> T:
+    async def _post(self, url: str, body: Any, kind: type[T], *, seconds: float = _SECONDS) -> T:
         if self._http is None:
             self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"})
         data = body if isinstance(body, bytes) else to_json(body)
         try:
             async with (
-                asyncio.timeout(_SECONDS + wait),
+                asyncio.timeout(seconds),
                 self._http.post(url, data=data, headers={"Content-Type": "application/json"}) as response,
             ):
                 answer = await response.read()
@@ -159,7 +173,7 @@ def _refused(url: str, status: int, answer: bytes) -> PolarError:
     if status == 409:
         return StoreConflict(line)
     if status in (401, 403):
-        return UsageError(f"{line}: set POLAR_NODE_TOKEN to the server's node token")
+        return Unwelcome(f"{line}: set POLAR_NODE_TOKEN to the server's node token")
     if status in (400, 404, 405, 413, 422):
         return UsageError(line)
     return Unreachable(line)

@@ -21,6 +21,7 @@ import msgspec
 from polar.contract.errors import PolarError
 from polar.contract.rollout import NodeLoad
 from polar.gateway.session_run import SessionRun
+from polar.store.base import StoreFailure
 
 log = logging.getLogger("polar.sessions")
 
@@ -47,11 +48,6 @@ class Stages:
         self._ready = _Places(pools.ready)
         self._run = _Places(pools.run)
         self._post_run = _Places(pools.post_run)
-
-    @property
-    def room(self) -> int:
-        """How many more sessions would begin at once."""
-        return max(0, self._init.free - self._init.waiting)
 
     def load(self) -> NodeLoad:
         """How many sessions wait for and are in each stage."""
@@ -102,12 +98,7 @@ class _Places:
     def __init__(self, places: int) -> None:
         self.waiting = 0
         self.taken = 0
-        self._places = places
         self._free = asyncio.Semaphore(places)
-
-    @property
-    def free(self) -> int:
-        return self._places - self.taken
 
     async def take(self) -> None:
         self.waiting += 1
@@ -156,10 +147,12 @@ async def _stage(run: SessionRun, stage: Callable[[], Awaitable[None]]) -> bool:
     """Run one stage; a failure ends the session as ERROR and not the others."""
     try:
         await stage()
+    except StoreFailure:  # no session's fault either
+        raise
     except (PolarError, OSError) as error:
         if _disk_full(error):
             raise PolarError(f"the disk is full: make room and run it again to go on ({error})") from error
-        run.fail(str(error))
+        run.fail(str(error) or type(error).__name__)
         return False
     except Exception as error:
         log.exception("session %s", run.record.session_id)

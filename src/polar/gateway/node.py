@@ -34,6 +34,7 @@ class Node:
         buffer_replies: streams are sampled whole first, and sent in one go at the end.
         redaction: takes text out of what is stored.
         limits: of what one session may send.
+        worker: which of several gateway workers behind one port this is.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class Node:
         buffer_replies: bool = False,
         redaction: Redaction | None = None,
         limits: Limits | None = None,
+        worker: int | None = None,
     ) -> None:
         self.engine = engine
         self.store = store
         self.folder = folder
         self.require_token_ids = require_token_ids
         self.node_id = node_id
+        self.worker = worker
         self._renderer = renderer
         self._buffer_replies = buffer_replies
         self._redaction = redaction

@@ -31,7 +31,7 @@ from polar.gateway.session import LiveSession
 from polar.gateway.weights import WeightRecord
 from polar.redaction import Redaction
 from polar.rendering.parsers import fold
-from polar.store.base import Store, StoreConflict
+from polar.store.base import Store, StoreConflict, StoreFailure
 
 log = logging.getLogger("polar.gateway")
 
@@ -349,6 +349,9 @@ class Pipeline:
             commit.result()
         except StoreConflict as error:
             raise CallError("gone", f"The session is over: {error}") from None
+        except StoreFailure as error:
+            recording.session.unkept = str(error)
+            raise
         recording.session.graph.add(completion)
         recording.session.states[completion.completion_id] = recording.state
         self.counts.ended(completion)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import socket
 import ssl
 from collections.abc import Callable
@@ -18,11 +19,13 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from polar.contract.errors import UsageError
-from polar.gateway.plain_http import PlainHttpProtocol
+from polar.gateway.plain_http import PlainHttpProtocol, Room
 
 _GC = (20_000, 20, 20)
 """What a call allocates goes away by itself when it ends. With Python's own threshold (700 objects) the collector
 looks at every call several times, which is a tenth of all CPU."""
+MOST_FILES = 65536
+"""Open files that this process takes, where it may: each connection is one."""
 
 
 class GatewayServer:
@@ -67,6 +70,7 @@ class GatewayServer:
             UsageError: the address can't be had.
         """
         gc.set_threshold(*_GC)
+        _take_files()
         listener = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -80,10 +84,17 @@ class GatewayServer:
         self._port = listener.getsockname()[1]
         await self.serve(listener, tls=self._tls)
 
-    async def serve(self, listener: socket.socket, *, tls: ssl.SSLContext | None = None) -> asyncio.Server:
-        """Serve on one more listening socket, which is closed with the server that is returned."""
+    async def serve(
+        self, listener: socket.socket, *, tls: ssl.SSLContext | None = None, connections: int | None = None
+    ) -> asyncio.Server:
+        """Serve on one more listening socket, which is closed with the server that is returned.
+
+        Args:
+            connections: how many it takes at a time; by default as many as come.
+        """
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(self._protocol, sock=listener, backlog=2048, ssl=tls)
+        room = None if connections is None else Room(connections)
+        server = await loop.create_server(lambda: self._protocol(room), sock=listener, backlog=2048, ssl=tls)
         self._listeners.append(server)
         return server
 
@@ -103,10 +114,18 @@ class GatewayServer:
         for task in list(self._state.tasks):
             task.cancel()
 
-    def _protocol(self) -> asyncio.Protocol:
+    def _protocol(self, room: Room | None) -> asyncio.Protocol:
         return PlainHttpProtocol(
+            room=room,
             config=self._config,
             server_state=self._state,
             app_state={},
             _loop=asyncio.get_running_loop(),
         )
+
+
+def _take_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

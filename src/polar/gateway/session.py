@@ -20,9 +20,9 @@ from polar.redaction import SessionRedaction
 log = logging.getLogger("polar.gateway")
 
 
-def new_key() -> str:
-    """A session key: 256 random bits."""
-    return "sk-polar-" + secrets.token_urlsafe(32)
+def new_key(worker: int | None = None) -> str:
+    """A session key: 256 random bits, and which of the workers behind one port has the session."""
+    return f"sk-polar-{'' if worker is None else f'{worker}.'}{secrets.token_urlsafe(32)}"
 
 
 @dataclass(eq=False)
@@ -44,6 +44,8 @@ class LiveSession:
     calls: set[ModelCall] = field(default_factory=set)
     closed: bool = False
     broken: str | None = None
+    unkept: str | None = None
+    """Why a call could not be stored, if there was one: the store's fault, and not the session's."""
     sequence: itertools.count[int] = field(default_factory=itertools.count)
     warned: set[str] = field(default_factory=set)
     used_at: float = 0.0

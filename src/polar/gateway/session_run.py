@@ -25,14 +25,15 @@ from polar.contract.result import SessionResult, SessionState, Trajectory
 from polar.contract.runtime import Command, ExecResult, Runtime, RuntimeFailure
 from polar.contract.task import TaskRequest
 from polar.evaluators.base import Evaluation, Evaluator, FinishedSession, checked
+from polar.gateway import disk
 from polar.gateway.node import Node
 from polar.gateway.provenance import provenance
-from polar.gateway.session import LiveSession
+from polar.gateway.session import LiveSession, new_key
 from polar.harnesses import standard_env
 from polar.harnesses.base import Endpoint, Harness, Installed, Plan
 from polar.harnesses.plans import last_words
 from polar.runtimes.base import RuntimeBackend
-from polar.store.base import SessionRecord
+from polar.store.base import SessionRecord, StoreFailure
 from polar.trajectories.assemble import assemble, record_evaluation, unbuilt
 
 log = logging.getLogger("polar.sessions")
@@ -44,6 +45,9 @@ Finish = Callable[[SessionRecord, SessionResult], Awaitable[None]]
 
 POST_RUN_SECONDS = 600.0
 """The budget of building and evaluating: its own, so that an agent that used all of its time still counts."""
+
+MOST_CONNECTIONS = 512
+"""To the model's endpoint in one sandbox, at a time: what comes from inside must not take what others need."""
 
 EVALUATION_MARGIN = 30.0
 """What an evaluator gets less than the whole budget, so that it can say itself that its tests took too long."""
@@ -127,11 +131,12 @@ class SessionRun:
             session_id=self.record.session_id,
             attempt=self.record.attempt,
             pins=self.task.sampling,
+            key=new_key(self._node.worker),
             require_token_ids=self._node.require_token_ids,
         )
         self._node.gateway.open(self._live)
         if runtime.listener is not None:
-            self._listener = await self._node.server.serve(runtime.listener)
+            self._listener = await self._node.server.serve(runtime.listener, connections=MOST_CONNECTIONS)
         endpoint = Endpoint(
             url=runtime.inside_url(self._node.server.url),
             api_key=self._live.key,
@@ -200,11 +205,23 @@ class SessionRun:
                     await self._enter("EVALUATING")
                     with self._timed("evaluate"):
                         await self.guard(self._evaluate(trajectory, self._runtime))
+        except StoreFailure:
+            raise
         except (PolarError, OSError) as error:
-            self.fail(str(error))
+            self.fail(str(error) or type(error).__name__)
         except Exception as error:
             self.fail(f"{self.record.state.lower()} failed: {type(error).__name__}: {error}")
+        self._require_own_fault()
         await self._end(self._make_result(self._scored(trajectory, completions)))
+
+    def _require_own_fault(self) -> None:
+        """What failed because nothing could be kept here has not ended: it is to be run again."""
+        if self.status == "COMPLETED" or self._stopped is not None:
+            return
+        if self._live is not None and self._live.unkept is not None:
+            raise StoreFailure(self._live.unkept)
+        if disk.is_full(self._node.folder):
+            raise StoreFailure(f"{disk.full(self._node.folder)} ({self.error})")
 
     def _require_calls(self, completions: list[Completion]) -> None:
         if completions or self.task.agent.settings.get("allow_no_model_call"):

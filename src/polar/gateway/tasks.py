@@ -19,11 +19,8 @@ from polar.gateway.session_run import OnChange, Parts, SessionRun
 from polar.harnesses import Endpoint, make_harness
 from polar.runtimes import backend, remove_leftovers
 from polar.store.base import SessionRecord, StoreConflict
+from polar.store.ledger import MAX_ATTEMPTS
 from polar.trajectories import make_builder
-
-MAX_ATTEMPTS = 3
-"""How often a session is begun before it counts as an error of its own."""
-
 
 _NOWHERE = Endpoint(url="http://127.0.0.1:1", api_key="none", model="none", context_length=8192)
 """Stands for the endpoint where a plan is made only to see whether it can be made."""

@@ -17,13 +17,14 @@ from typing import Any
 
 from polar.contract.errors import PolarError, UsageError
 from polar.contract.result import SessionResult
-from polar.contract.rollout import Claim, Delivery, Heartbeat, Held, Lease, NodeSpec, Release
+from polar.contract.rollout import Claim, Delivery, Heartbeat, HeartbeatReply, Held, Lease, NodeSpec, Release
 from polar.contract.task import TaskRequest
-from polar.gateway.coordinator import Coordinator, Unreachable
+from polar.gateway import disk
+from polar.gateway.coordinator import Coordinator, Unreachable, Unwelcome
 from polar.gateway.lifecycle import Stages
 from polar.gateway.node import Node
 from polar.gateway.session_run import Parts, SessionRun, ended_before_it_began
-from polar.store.base import SessionRecord, StoreConflict
+from polar.store.base import SessionRecord, StoreConflict, StoreFailure
 from polar.store.journal import Journal
 
 log = logging.getLogger("polar.node")
@@ -73,7 +74,10 @@ class Worker:
         self._journal = journal
         self._on_change = on_change
         self._ill_until = 0.0
+        self._coming: dict[str, Lease] = {}
+        """Given to this node, and not begun yet."""
         self._runs: dict[str, tuple[SessionRun, asyncio.Task[None]]] = {}
+        self._claiming: asyncio.Task[None] | None = None
         self._parts: dict[str, Parts] = {}
         self._room = asyncio.Event()
         self._to_ship = asyncio.Event()
@@ -82,9 +86,11 @@ class Worker:
 
     @property
     def held(self) -> list[Held]:
-        """The session attempts that this node runs, and where they stand."""
+        """The session attempts that this node runs or is about to, and where they stand."""
         records = [run.record for run, _ in self._runs.values()]
-        return [Held(session_id=r.session_id, attempt=r.attempt, state=r.state) for r in records]
+        running = [Held(session_id=r.session_id, attempt=r.attempt, state=r.state) for r in records]
+        coming = [each for name, each in self._coming.items() if name not in self._runs]
+        return running + [Held(session_id=c.session_id, attempt=c.attempt, state="REGISTERED") for c in coming]
 
     async def work(self) -> None:
         """Claim and run sessions, until cancelled; what still ran then is cut off, and its leases lapse.
@@ -108,17 +114,16 @@ class Worker:
     async def drain(self, seconds: float) -> None:
         """Take no more sessions, and wait until those that run have ended; those that have not after ``seconds`` are
         handed back, to be run again elsewhere. What was captured and finished is handed over."""
-        self.draining = True
-        self._room.set()
+        self._stop_claiming()
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
         except TimeoutError:
-            left = [run.record for run, _ in self._runs.values()]
+            left = self.held
+            self._coming.clear()
             await self._cut_off()
-            for record in left:
-                release = Release(session_id=record.session_id, attempt=record.attempt)
-                await self._try(self._coordinator.release(release))
+            for each in left:
+                await self._try(self._release(each.session_id, each.attempt))
         if self._journal is not None:
             await self._try(self._ship(self._journal))
 
@@ -131,15 +136,55 @@ class Worker:
             if self.draining or not self._free():
                 await self._room.wait()
                 continue
+            if disk.is_full(self._node.folder):
+                log.error("no session is taken: %s", disk.full(self._node.folder))
+                self._ill_until = time.monotonic() + ILL_SECONDS
+                continue
             claim = Claim(room=self._free(), wait=CLAIM_WAIT, claim_id=secrets.token_hex(8))
-            leases = await self._persist(functools.partial(self._coordinator.claim, claim))
-            for lease in leases:
-                await self._begin(lease)
+            self._claiming = asyncio.create_task(self._claim(claim))
+            try:
+                await asyncio.wait({self._claiming})
+            finally:
+                self._claiming.cancel()
+            if not self._claiming.cancelled():
+                self._claiming.result()
+            for lease in list(self._coming.values()):
+                await self._take(lease)
+
+    async def _claim(self, claim: Claim) -> None:
+        leases = await self._persist(functools.partial(self._coordinator.claim, claim))
+        self._coming = {lease.session_id: lease for lease in leases}
+        if leases:
+            self._idle.clear()
+
+    def _stop_claiming(self) -> None:
+        """Whatever the server would answer now is given to nobody: it takes back what it has given to a caller that
+        has gone."""
+        self.draining = True
+        if self._claiming is not None:
+            self._claiming.cancel()
+        self._room.set()
 
     def _free(self) -> int:
         """Places in INIT that no session is on its way to."""
         before = ("REGISTERED", "INITIALIZING")
         return self.stages.pools.init - sum(run.record.state in before for run, _ in self._runs.values())
+
+    async def _take(self, lease: Lease) -> None:
+        """Begin a session attempt, if it is still this node's."""
+        name = lease.session_id
+        try:
+            if name in self._runs and self._runs[name][0].record.attempt < lease.attempt:
+                await self._cut_off(name)  # it lapsed while this node did not notice, and came back to it
+            if name not in self._runs and self._coming.get(name) is lease:
+                await self._begin(lease)
+        except StoreFailure as error:
+            log.error("session %s can't be begun here: %s", name, error)
+            self._ill_until = time.monotonic() + ILL_SECONDS
+            await self._try(self._release(name, lease.attempt))
+        finally:
+            self._coming.pop(name, None)
+            self._now_idle()
 
     async def _begin(self, lease: Lease) -> None:
         record = SessionRecord(
@@ -150,20 +195,23 @@ class Worker:
             created_at=lease.created_at,
             updated_at=time.time(),
         )
-        if lease.session_id in self._runs:
-            return  # the same lease, told twice
         try:
             if self._journal is not None:
                 await self._journal.put_task(lease.task)
                 await self._journal.put_session(record)
             parts = await self._parts_of(lease.task)
+        except StoreFailure:
+            raise
         except (PolarError, OSError) as error:
+            if disk.is_full(self._node.folder):
+                raise StoreFailure(f"{disk.full(self._node.folder)} ({error})") from error
             await self._try(self._end_at_once(record, lease.task, str(error)))
             return
+        if self._coming.get(lease.session_id) is not lease:
+            return  # meanwhile it was lost
         run = SessionRun(self._node, lease.task, record, parts, self._changed, self._finish)
         task = asyncio.create_task(self._live(run))
         self._runs[record.session_id] = run, task
-        self._idle.clear()
 
     async def _parts_of(self, task: TaskRequest) -> Parts:
         if task.task_id not in self._parts:
@@ -194,14 +242,19 @@ class Worker:
         except PolarError as error:  # the store's word, such as a full disk: no session's fault
             log.error("session %s is given up here, to be run again: %s", run.record.session_id, error)
             self._ill_until = time.monotonic() + ILL_SECONDS
-            release = Release(session_id=run.record.session_id, attempt=run.record.attempt)
-            await self._try(self._coordinator.release(release))
+            await self._persist(lambda: self._release(run.record.session_id, run.record.attempt))
         finally:
             del self._runs[run.record.session_id]
             self._room.set()
             self._to_ship.set()
-            if not self._runs:
-                self._idle.set()
+            self._now_idle()
+
+    def _now_idle(self) -> None:
+        if not self._runs and not self._coming:
+            self._idle.set()
+
+    async def _release(self, session_id: str, attempt: int) -> None:
+        await self._coordinator.release(Release(session_id=session_id, attempt=attempt))
 
     def _changed(self, record: SessionRecord) -> None:
         self._room.set()
@@ -220,30 +273,46 @@ class Worker:
     async def _beat(self) -> None:
         while True:
             began = time.monotonic()
+            held = self.held
             try:
-                reply = await self._coordinator.heartbeat(Heartbeat(held=self.held, load=self.stages.load()))
+                reply = await self._coordinator.heartbeat(Heartbeat(held=held, load=self.stages.load()))
             except Unreachable as error:
                 log.warning("no heartbeat: %s", error)
             except UsageError as error:  # the server has forgotten this node
                 log.warning("registering again: %s", error)
                 await self._persist(lambda: self._coordinator.register(self.spec))
             else:
-                for name, reason in reply.cancelled.items():
-                    if name in self._runs:
-                        self._runs[name][0].stop(reason)
-                if reply.lost:
-                    log.warning("lost the leases of %s: they are run elsewhere, or have ended", ", ".join(reply.lost))
-                    await self._cut_off(*reply.lost)
-                if reply.drain and not self.draining:
-                    log.info("draining: no more sessions are taken")
-                    self.draining = True
+                await self._hear(held, reply)
             await asyncio.sleep(HEARTBEAT_SECONDS - min(HEARTBEAT_SECONDS, time.monotonic() - began))
+
+    async def _hear(self, told: list[Held], reply: HeartbeatReply) -> None:
+        for name, reason in reply.cancelled.items():
+            if name in self._runs:
+                self._runs[name][0].stop(reason)
+        lost = [each for each in told if each.session_id in reply.lost]
+        if lost:
+            log.warning("lost the leases of %s: they are run elsewhere, or have ended", ", ".join(reply.lost))
+        for each in lost:  # and no newer attempt, which may have come since
+            coming = self._coming.get(each.session_id)
+            if coming is not None and coming.attempt == each.attempt:
+                del self._coming[each.session_id]
+        running = {name: run.record.attempt for name, (run, _) in self._runs.items()}
+        over = [each.session_id for each in lost if running.get(each.session_id) == each.attempt]
+        if over:
+            await self._cut_off(*over)
+        if reply.drain and not self.draining:
+            log.info("draining: no more sessions are taken")
+            self._stop_claiming()
 
     # ---- handing over ------------------------------------------------------------------------------------
 
     async def _ship_all(self, journal: Journal) -> None:
         while True:
-            await self._persist(lambda: self._ship(journal))
+            try:
+                await self._persist(lambda: self._ship(journal))
+            except StoreFailure as error:  # what was handed over and could not be struck off is handed over again
+                log.error("the journal: %s", error)
+                await asyncio.sleep(ILL_SECONDS)
             try:
                 async with asyncio.timeout(SHIP_EVERY):
                     await self._to_ship.wait()
@@ -252,20 +321,23 @@ class Worker:
             self._to_ship.clear()
 
     async def _ship(self, journal: Journal) -> None:
-        """Hand over all that was not yet: first the calls, then the results, so that a result's calls are there."""
+        """Hand over all that was not yet: a result's calls always before it, so that it is never without them."""
+        results = await journal.undelivered()
         while completions := await journal.unshipped(SHIP_AT_ONCE):
             first = completions[0]
             of_one = [c for c in completions if (c.session_id, c.attempt) == (first.session_id, first.attempt)]
             delivery = Delivery(session_id=first.session_id, attempt=first.attempt, completions=of_one)
             await self._hand_over(delivery)
             await journal.shipped([completion.completion_id for completion in of_one])
-        for result in await journal.undelivered():
+        for result in results:
             await self._hand_over(Delivery(session_id=result.session_id, attempt=result.attempt, result=result))
             await journal.delivered(result.session_id, result.attempt)
 
     async def _hand_over(self, delivery: Delivery) -> None:
         try:
             await self._coordinator.deliver(delivery)
+        except Unwelcome:
+            raise
         except (StoreConflict, UsageError) as error:
             # Refused for good. It stays in this journal, and is not offered again.
             log.warning("session %s attempt %d: %s", delivery.session_id, delivery.attempt, error)

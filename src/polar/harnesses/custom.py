@@ -3,10 +3,10 @@ rights, so only where the operator allows it."""
 
 from __future__ import annotations
 
-import importlib
 from typing import cast
 
 from polar.contract.errors import UsageError
+from polar.contract.loading import make_named
 from polar.harnesses.base import Harness
 
 PARTS = ("name", "pinned", "install_hint", "find", "plan", "judge")
@@ -20,13 +20,7 @@ def load(import_path: str, *, allow_import: bool) -> Harness:
     """
     if not allow_import:
         raise UsageError("agent.import_path is not allowed unless you pass --allow-import")
-    module, _, name = import_path.partition(":")
-    if not module or not name:
-        raise UsageError(f"agent.import_path {import_path!r} must be module:Class")
-    try:
-        made = getattr(importlib.import_module(module), name)()
-    except Exception as error:
-        raise UsageError(f"agent.import_path {import_path!r} can't be loaded: {error}") from error
+    made = make_named(import_path, "agent.import_path")
     if missing := [part for part in PARTS if not hasattr(made, part)]:
         raise UsageError(f"agent.import_path {import_path!r} is no harness: it has no {missing[0]}")
     return cast(Harness, made)

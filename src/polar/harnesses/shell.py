@@ -26,10 +26,10 @@ class Shell:
 
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
         check_agent(agent, self.name, takes=["custom_shell"])
-        command = agent.custom_shell.command if agent.custom_shell else ""
-        if not command.strip():
+        shell = agent.custom_shell
+        if shell is None or not shell.command.strip():
             raise UsageError("agent.custom_shell.command is empty: give the command that runs the agent")
-        return Plan(Command(command.replace(MARK, shlex.quote(instruction))))
+        return Plan(Command(shell.command.replace(MARK, shlex.quote(instruction)), env=shell.env, cwd=shell.cwd))
 
     def judge(self, result: ExecResult) -> str | None:
         if result.exit_code == 0:

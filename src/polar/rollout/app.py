@@ -12,20 +12,39 @@ from starlette.responses import Response
 from starlette.routing import Route as PathRoute
 
 from polar.rollout.auth import Audit, Credentials
+from polar.rollout.browsers import OwnNames
 from polar.rollout.http import Endpoint, Route, failure
 
 App = Callable[..., Awaitable[None]]
 
 CONTROL_PATHS = frozenset(
-    {"rollout", "tasks", "nodes", "events", "health", "metrics", "results", "sessions", "admin", "openapi.json"}
+    {
+        "rollout",
+        "tasks",
+        "nodes",
+        "events",
+        "health",
+        "metrics",
+        "results",
+        "sessions",
+        "admin",
+        "audit",
+        "openapi.json",
+    }
 )
 """The first parts of the paths that are the control plane's."""
 
 
-def app(routes: Sequence[Route], credentials: Credentials, audit: Audit | None) -> App:
-    """The app of these routes. What is not among them is 404, a method that is not 405."""
+def app(routes: Sequence[Route], credentials: Credentials, audit: Audit | None, own: OwnNames | None = None) -> App:
+    """The app of these routes. What is not among them is 404, a method that is not 405.
+
+    Args:
+        own: the names under which it may be called without a token.
+    """
+    names = own or OwnNames()
     table = [
-        PathRoute(route.path, Endpoint(route, credentials, audit).answer, methods=[route.method]) for route in routes
+        PathRoute(route.path, Endpoint(route, credentials, audit, names).answer, methods=[route.method])
+        for route in routes
     ]
     made = Starlette(routes=table, exception_handlers={HTTPException: _no_route})
     made.router.redirect_slashes = False

@@ -10,7 +10,7 @@ import time
 import msgspec
 
 from polar.contract.result import TERMINAL_STATES, SessionResult
-from polar.contract.rollout import Delivery
+from polar.contract.rollout import BARE_NODE, Delivery
 from polar.contract.task import BuilderSpec
 from polar.results import rebuild
 from polar.store.base import SessionRecord, StoreConflict
@@ -19,8 +19,6 @@ from polar.trajectories.assemble import unbuilt
 
 log = logging.getLogger("polar.rollout")
 
-BARE_NODE = "capture_node"
-"""In the metadata of such a session's record: its node."""
 GONE_AFTER = 300.0
 """Seconds without a sign of life of its node after which a bare session has ended."""
 

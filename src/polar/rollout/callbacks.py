@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from polar.background import forever
 from polar.contract.errors import PolarError, UsageError
 from polar.contract.rollout import TaskResult
 from polar.rollout.feed import Feed, within
@@ -49,9 +50,9 @@ _PIECE = 256 * 1024
 
 
 class CallbackConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``allow``: hosts that may be called, loopback besides. The first retry comes after ``backoff_seconds``, each
-    next one after twice as long, ``longest_backoff_seconds`` at most, for ``give_up_after_seconds`` from the task's
-    end."""
+    """``allow``: hosts that may be called; loopback besides, as long as the server itself listens nowhere else. The
+    first retry comes after ``backoff_seconds``, each next one after twice as long, ``longest_backoff_seconds`` at
+    most, for ``give_up_after_seconds`` from the task's end."""
 
     allow: tuple[str, ...] = ()
     timeout_seconds: float = 30.0
@@ -65,6 +66,7 @@ class Callbacks:
 
     Args:
         secret: signs; see ``signing_key``.
+        loopback: receivers on this machine may be called without being listed.
         allow_import: tasks may name builders of their own.
     """
 
@@ -76,9 +78,10 @@ class Callbacks:
         config: CallbackConfig,
         *,
         secret: str,
+        loopback: bool = True,
         allow_import: bool = False,
     ) -> None:
-        self.hosts = AllowedHosts(config.allow)
+        self.hosts = AllowedHosts(config.allow, loopback=loopback)
         self._ledger = ledger
         self._feed = feed
         self._metrics = metrics
@@ -98,7 +101,7 @@ class Callbacks:
             timeout=aiohttp.ClientTimeout(total=self._config.timeout_seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        self._loop = asyncio.create_task(self._deliver_all())
+        self._loop = asyncio.create_task(forever(self._deliver_all, "callbacks can't be read"))
 
     async def close(self) -> None:
         """Stop. A delivery that is cut off is made again after the next start."""
@@ -112,29 +115,34 @@ class Callbacks:
         await self._http.close()
 
     async def _deliver_all(self) -> None:
-        while True:
-            happened = self._feed.any.next()
-            try:
-                for due in await self._ledger.callbacks_due(time.time(), _DUE):
-                    self._begin(due)
-            except PolarError as error:
-                log.error("callbacks can't be read: %s", error)
-            await within(happened, LOOK_EVERY)
-            await asyncio.sleep(0.05)  # many events make one look
+        happened = self._feed.any.next()
+        more = True
+        while more and len(self._tries) < AT_ONCE:
+            # Else what is due to a host that is dead would be all that is ever seen.
+            busy = [host for host, count in self._by_host.items() if count >= AT_ONCE_PER_HOST]
+            found = await self._ledger.callbacks_due(time.time(), _DUE, but_not=busy)
+            begun = [self._begin(due) for due in found]
+            more = len(found) == _DUE and any(begun)
+        await within(happened, LOOK_EVERY)
+        await asyncio.sleep(0.05)  # many events make one look
 
-    def _begin(self, due: PendingCallback) -> None:
-        host = urlsplit(due.url).netloc
+    def _begin(self, due: PendingCallback) -> bool:
+        """Try it, if there is room; whether there was."""
+        host = urlsplit(due.url).netloc.lower()
         if due.task_id in self._tries or len(self._tries) >= AT_ONCE or self._by_host[host] >= AT_ONCE_PER_HOST:
-            return
+            return False
 
         def ended(_: asyncio.Task[None]) -> None:
             del self._tries[due.task_id]
             self._by_host[host] -= 1
+            if not self._by_host[host]:
+                del self._by_host[host]
 
         self._by_host[host] += 1
         task = asyncio.create_task(self._try(due))
         self._tries[due.task_id] = task
         task.add_done_callback(ended)
+        return True
 
     async def _try(self, due: PendingCallback) -> None:
         """One try, and what follows from how it went."""

@@ -15,6 +15,7 @@ import msgspec
 from polar.contract.errors import UsageError
 from polar.contract.result import TERMINAL_STATES
 from polar.contract.rollout import (
+    BARE_NODE,
     Claim,
     Delivery,
     Heartbeat,
@@ -28,13 +29,14 @@ from polar.contract.task import TaskRequest
 from polar.rollout import bare
 from polar.rollout.feed import Feed, within
 from polar.rollout.metrics import Metrics
-from polar.store.base import SessionRecord
+from polar.store.base import SessionRecord, StoreFailure
 from polar.store.ledger import Ledger
 
 log = logging.getLogger("polar.rollout")
 
 LEASE_SECONDS = 10.0
-HEARTBEAT_SECONDS = 2.0
+DEAF_SECONDS = LEASE_SECONDS / 2
+"""Without a look for lapsed leases in so long, no heartbeat was heard either."""
 LONGEST_WAIT = 60.0
 """Seconds that one question may stay open."""
 MOST_ROOM = 1024
@@ -56,6 +58,8 @@ class Dispatch:
         self._ledger = ledger
         self._feed = feed
         self._metrics = metrics
+        self._grace = LEASE_SECONDS
+        self._listening_since = self._looked_at = time.monotonic()
 
     # ---- what nodes do -----------------------------------------------------------------------------------
 
@@ -108,8 +112,12 @@ class Dispatch:
         now = time.time()
         if not await self._ledger.node_load(node_id, beat.load, now):
             raise UnknownNode(f"node {node_id} is not registered")
-        with self._metrics.write("renew"):
-            reply = await self._ledger.renew(node_id, beat.held, LEASE_SECONDS, now)
+        try:
+            with self._metrics.write("renew"):
+                reply = await self._ledger.renew(node_id, beat.held, LEASE_SECONDS, now)
+        except StoreFailure:
+            self._listening_since = time.monotonic()
+            raise
         self._feed.poke()
         return reply
 
@@ -126,7 +134,7 @@ class Dispatch:
             delivery = msgspec.structs.replace(delivery, result=msgspec.structs.replace(result, node_id=node_id))
         try:
             with self._metrics.write("deliver"):
-                if known is not None and known.metadata.get(bare.BARE_NODE) == node_id:
+                if known is not None and known.metadata.get(BARE_NODE) == node_id:
                     await bare.keep(self._ledger, known, delivery)
                 else:
                     await self._ledger.deliver(node_id, delivery, time.time())
@@ -184,8 +192,22 @@ class Dispatch:
     # ---- what time does ----------------------------------------------------------------------------------
 
     async def expire(self) -> list[SessionRecord]:
-        """Take back the leases that have lapsed. The sessions, as they are now."""
-        taken = await self._ledger.expire(time.time())
+        """Take back the leases that have lapsed; the sessions, as they are now. Called every second or so.
+
+        Where nodes could not be heard for a while (no server was here, it was stopped, the ledger could not be
+        written), they have the time of a lease to say that they are there, before any is taken back.
+        """
+        began = time.monotonic()
+        if began - self._looked_at > DEAF_SECONDS:
+            self._listening_since = began
+        self._looked_at = began
+        if began - self._listening_since < self._grace:
+            return []
+        try:
+            taken = await self._ledger.expire(time.time())
+        except StoreFailure:
+            self._listening_since = time.monotonic()
+            raise
         for record in taken:
             log.warning(
                 "the lease of session %s lapsed: %s",

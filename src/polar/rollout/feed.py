@@ -8,16 +8,13 @@ the same database is found by a slow poll.
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
-from polar.contract.errors import PolarError
+from polar.background import forever
 from polar.contract.result import TERMINAL_STATES
 from polar.contract.rollout import Event
 from polar.store.ledger import Ledger
-
-log = logging.getLogger("polar.rollout")
 
 POLL_SECONDS = 1.0
 """How long an event of another server may go unnoticed here."""
@@ -68,9 +65,8 @@ class Feed:
 
     async def start(self) -> None:
         """Go on from the newest event."""
-        while events := await self._ledger.events_after(self.last, _PAGE):
-            self.last = events[-1].id
-        self._reader = asyncio.create_task(self._follow())
+        self.last = await self._ledger.newest_event()
+        self._reader = asyncio.create_task(forever(self._follow, "events can't be read"))
 
     async def close(self) -> None:
         """Stop following; whoever waits is woken, to find the feed closed."""
@@ -78,8 +74,7 @@ class Feed:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
-            with suppress(asyncio.CancelledError):
-                await reader
+            await asyncio.wait([reader])
         for signal in (self.work, self.results, self.any, *self._tasks.values()):
             signal.set()
 
@@ -95,18 +90,10 @@ class Feed:
         return signal
 
     async def _follow(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS):
-                    await self._poked.wait()
-            self._poked.clear()
-            try:
-                await self._catch_up()
-            except PolarError as error:
-                log.error("events can't be read: %s", error)
-                await asyncio.sleep(POLL_SECONDS)
-
-    async def _catch_up(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._poked.wait()
+        self._poked.clear()
         while events := await self._ledger.events_after(self.last, _PAGE):
             self.last = events[-1].id
             for event in events:

@@ -17,8 +17,7 @@ import msgspec
 
 from polar.contract.arrays import from_json, to_json, to_plain
 from polar.contract.errors import PolarError
-from polar.contract.rollout import NodeInfo, OpenedSession, OpenSession
-from polar.rollout.bare import BARE_NODE
+from polar.contract.rollout import BARE_NODE, NodeInfo, OpenedSession, OpenSession
 from polar.rollout.http import Refused
 from polar.store.base import SessionRecord, StoreConflict
 from polar.store.ledger import Ledger
@@ -113,6 +112,8 @@ class Fleet:
         """Open it on the node that has the least to do."""
         if request.session_id is not None and await self._ledger.session(request.session_id) is not None:
             raise StoreConflict(f"session {request.session_id} exists: take another session_id")
+        if request.task_id is not None and await self._ledger.task(request.task_id) is not None:
+            raise StoreConflict(f"{request.task_id} is a task, and its sessions are its own: take another task_id")
         nodes = [node for node in await self._nodes() if not node.draining]
         if not nodes:
             raise Refused(503, "no gateway node is healthy: start one, or wait for it")

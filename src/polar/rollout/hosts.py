@@ -1,6 +1,7 @@
 """Why: a callback address comes from whoever may submit a task, and must not become a way to make this server ask
-things of machines that it can reach and they can't. Only hosts that the operator has listed are called, loopback
-besides; what a name resolves to is checked at the very connection, and redirects are not followed.
+things of machines that it can reach and they can't. Only hosts that the operator has listed are called, and loopback
+as long as callers are there themselves; what a name resolves to is checked at the very connection, and redirects are
+not followed.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ from urllib.parse import urlsplit
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import DefaultResolver
 
-from polar.contract.errors import UsageError
+from polar.contract.errors import NotAllowed, UsageError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-class HostNotAllowed(UsageError):
+class HostNotAllowed(NotAllowed):
     """The address is not one that may be called."""
 
 
 class AllowedHosts:
-    """The hosts that may be called: loopback, and these.
+    """The hosts that may be called: these, and loopback.
 
     Args:
+        loopback: this machine's own services may be called without being listed.
         listed: names (``trainer.example``), names with any first part (``*.example``), addresses and networks
             (``10.0.0.0/8``).
 
@@ -34,7 +36,8 @@ class AllowedHosts:
         UsageError: an entry is none of these.
     """
 
-    def __init__(self, listed: Sequence[str] = ()) -> None:
+    def __init__(self, listed: Sequence[str] = (), *, loopback: bool = True) -> None:
+        self._loopback = loopback
         self._names: set[str] = set()
         self._networks: list[Network] = []
         for entry in listed:
@@ -81,8 +84,11 @@ class AllowedHosts:
     def _host_allowed(self, host: str) -> bool:
         address = _ip(host)
         if address is not None:
-            return address.is_loopback or any(address in network for network in self._networks)
-        return host == "localhost" or self._listed(host)
+            return self._address_listed(address)
+        return (host == "localhost" and self._loopback) or self._listed(host)
+
+    def _address_listed(self, address: Address) -> bool:
+        return (address.is_loopback and self._loopback) or any(address in network for network in self._networks)
 
     def _listed(self, host: str) -> bool:
         name = host.lower().rstrip(".")
@@ -91,10 +97,12 @@ class AllowedHosts:
         )
 
     def _address_allowed(self, host: str, address: Address) -> bool:
-        if address.is_loopback or any(address in network for network in self._networks):
+        if self._address_listed(address):
             return True
         if not self._listed(host):
             return False  # localhost is here, and nowhere else
+        if address.is_loopback:
+            return host.lower().rstrip(".") == "localhost"
         # A listed name may be anywhere but where the services of a cloud's own machines are.
         return not (address.is_link_local or address.is_multicast or address.is_unspecified or address.is_reserved)
 

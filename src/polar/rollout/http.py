@@ -19,9 +19,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from polar.contract.arrays import from_json
-from polar.contract.errors import PolarError, UsageError
+from polar.contract.errors import NotAllowed, PolarError, UsageError
 from polar.contract.task import ID_PATTERN
 from polar.rollout.auth import Actor, Audit, Credentials, Role
+from polar.rollout.browsers import OwnNames
 from polar.rollout.dispatch import UnknownNode
 from polar.rollout.wire import encode
 from polar.store.base import StoreConflict
@@ -100,8 +101,17 @@ class Query:
 class Call:
     """A request that may be made, checked."""
 
-    def __init__(self, request: Request, actor: Actor, query: dict[str, Any], body: Any) -> None:
+    def __init__(
+        self,
+        request: Request,
+        actor: Actor,
+        query: dict[str, Any],
+        body: Any,
+        done: Callable[[str], Awaitable[None]],
+    ) -> None:
         self.actor = actor
+        self.done = done
+        """Writes to the audit log that this is about to be done, where the subject is not in the path."""
         self.query = query
         self.body = body
         self.headers: Mapping[str, str] = request.headers
@@ -178,10 +188,11 @@ class Route:
 class Endpoint:
     """Answers the requests of one route."""
 
-    def __init__(self, route: Route, credentials: Credentials, audit: Audit | None) -> None:
+    def __init__(self, route: Route, credentials: Credentials, audit: Audit | None, own: OwnNames) -> None:
         self._route = route
         self._credentials = credentials
         self._audit = audit
+        self._own = own
 
     async def answer(self, request: Request) -> Response:
         """One request: its answer, or its error in the one shape that errors have."""
@@ -214,18 +225,34 @@ class Endpoint:
             if each.name in request.query_params:
                 query[each.name] = each.read(request.query_params[each.name])
         body = await self._body(request) if self._route.body is not None else None
-        if self._audit is not None and self._route.audited(query):
-            await self._audit.done(actor, self._route.name, self._subject(request))
-        return await self._route.handler(Call(request, actor, query, body))
+        subject = self._subject(request)
+
+        async def done(subject: str) -> None:
+            if self._audit is not None:
+                await self._audit.done(actor, self._route.name, subject)
+
+        if self._route.audited(query):
+            await done(subject)
+        try:
+            return await self._route.handler(Call(request, actor, query, body, done))
+        except NotAllowed as error:
+            if self._audit is not None:
+                named = body.get("task_id") if isinstance(body, dict) else None
+                await self._audit.refused(actor, self._route.name, subject or str(named)[:128], str(error)[:1000])
+            raise
 
     async def _permit(self, request: Request) -> Actor:
         role = self._route.role
         if role is None:
             return Actor("anonymous", "read")
-        actor = self._credentials.who(shown_token(request.headers))
-        if actor is not None and actor.may(role):
+        token = shown_token(request.headers)
+        actor = self._credentials.who(token)
+        foreign = self._own.foreign(request.headers) if token is None and actor is not None else None
+        if actor is not None and actor.may(role) and foreign is None:
             return actor
-        if actor is None:
+        if foreign is not None:
+            status, why, actor = 401, foreign, None
+        elif actor is None:
             status, why = 401, "unknown credential: send a token of this server as 'Authorization: Bearer TOKEN'"
         else:
             status, why = 403, f"{actor.name} may {actor.role} here, but this needs a token of role {role}"

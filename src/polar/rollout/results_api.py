@@ -98,11 +98,13 @@ class ResultsAPI:
 
     async def _page(self, found: Sequence[StoredResult], cursor: int, acknowledged: int) -> AsyncIterator[bytes]:
         yield b'{"results":['
-        for index, one in enumerate(found):
+        separator = b""
+        for one in found:
             record = await self._ledger.session(one.result.session_id)
             if record is None:
                 continue  # retention was faster
             body = await whole(self._ledger, Ended(record, one.result), allow_import=self._allow_import)
-            yield b'%s{"cursor":%d,"result":%s}' % (b"," if index else b"", one.cursor, body)
+            yield b'%s{"cursor":%d,"result":%s}' % (separator, one.cursor, body)
+            separator = b","
         last = found[-1].cursor if found else cursor
         yield b'],"cursor":%d,"acknowledged":%d}' % (last, acknowledged)

@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
-from polar.contract.errors import PolarError
+from polar.background import forever
 from polar.contract.task import TaskRequest
 from polar.rollout.app import App, app
+from polar.rollout.audit_api import AuditAPI
 from polar.rollout.auth import Audit, Credentials
 from polar.rollout.bare import end_orphans
+from polar.rollout.browsers import OwnNames
 from polar.rollout.callbacks import CallbackConfig, Callbacks
-from polar.rollout.counting import follow_results, last_cursor
+from polar.rollout.counting import follow_results
 from polar.rollout.dispatch import Dispatch
 from polar.rollout.feed import Feed
 from polar.rollout.hosting import CaptureHost, Fleet, Inference
@@ -62,6 +63,8 @@ class RolloutServer:
         traces: where sessions become OpenTelemetry traces; closed with the server.
         check: refuses further tasks that may not be run here, with a UsageError.
         allow_import: tasks may name classes of their own: those that ``check`` lets through.
+        loopback_only: callers are on this machine, and so may be the receivers of callbacks.
+        urls: where it is reached.
     """
 
     def __init__(
@@ -78,6 +81,8 @@ class RolloutServer:
         traces: SessionTraces | None = None,
         check: Callable[[TaskRequest], None] | None = None,
         allow_import: bool = False,
+        loopback_only: bool = True,
+        urls: Sequence[str] = (),
     ) -> None:
         self.metrics = metrics if metrics is not None else Metrics()
         self.feed = Feed(ledger)
@@ -92,6 +97,7 @@ class RolloutServer:
             self.metrics,
             callbacks or CallbackConfig(),
             secret=callback_secret,
+            loopback=loopback_only,
             allow_import=allow_import,
         )
         self._check = check
@@ -102,22 +108,24 @@ class RolloutServer:
             *NodesAPI(ledger, self.dispatch).routes(),
             *SessionsAPI(ledger, capture or self._fleet, self.feed.poke, allow_import=allow_import).routes(),
             *InferenceAPI(inference or self._fleet).routes(),
+            *AuditAPI(ledger).routes(),
             *WatchAPI(ledger, self.feed, self.metrics, lambda: openapi(self.routes)).routes(),
         ]
-        self.app: App = app(self.routes, credentials, Audit(ledger))
+        self.app: App = app(self.routes, credentials, Audit(ledger), OwnNames(urls))
         self._loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Take back what lapsed while no server was here, then go on with what was due."""
-        await self.dispatch.expire()
+        """Go on with what was due."""
         await self.feed.start()
-        counted = await last_cursor(self._ledger)
+        counted = await self._ledger.newest_result()
         await self._callbacks.start()
         self._loops = [
-            asyncio.create_task(_again_and_again(self.dispatch.expire, EXPIRE_EVERY)),
+            asyncio.create_task(forever(self.dispatch.expire, "leases can't be taken back", every=EXPIRE_EVERY)),
             asyncio.create_task(follow_results(self._ledger, self.feed, counted, self.metrics.session_ended)),
-            asyncio.create_task(_again_and_again(self._purge, PURGE_EVERY)),
-            asyncio.create_task(_again_and_again(partial(end_orphans, self._ledger), ORPHANS_EVERY)),
+            asyncio.create_task(forever(self._purge, "retention", every=PURGE_EVERY)),
+            asyncio.create_task(
+                forever(partial(end_orphans, self._ledger), "bare sessions of lost nodes", every=ORPHANS_EVERY)
+            ),
         ]
         if self._traces is not None:
             self._loops.append(asyncio.create_task(self._traces.follow(self._ledger, self.feed, self.feed.last)))
@@ -147,14 +155,3 @@ class RolloutServer:
         purged = await self._ledger.purge(time.time() - self._retention.days * 86400)
         if purged.sessions:
             log.info("retention: %d tasks, %d sessions, %d calls are gone", *purged)
-
-
-async def _again_and_again(work: Callable[[], Awaitable[Any]], seconds: float) -> None:
-    while True:
-        try:
-            await work()
-        except PolarError as error:
-            log.error("%s", error)
-        except Exception:
-            log.exception("in the background")
-        await asyncio.sleep(seconds)

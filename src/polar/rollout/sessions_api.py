@@ -85,16 +85,18 @@ class SessionsAPI:
             Route(
                 "DELETE", one, "session.forget", "submit", self.forget,
                 "End a bare session; what it captured stays for as long as retention keeps it.", statuses=(409,),
+                audited=lambda _: True,
             ),
         ]  # fmt: skip
 
     # ---- to look at --------------------------------------------------------------------------------------
 
     async def list(self, call: Call) -> Response:
-        records = await self._ledger.sessions(call.query["task_id"])
-        found = [each for each in records if call.query["state"] in (None, each.state)]
-        found.sort(key=lambda record: record.updated_at, reverse=True)
-        return reply({"sessions": [session_summary(record) for record in found[: call.query["limit"]]]})
+        query = call.query
+        found = await self._ledger.recent_sessions(
+            task_id=query["task_id"], state=query["state"], limit=query["limit"]
+        )
+        return reply({"sessions": [session_summary(record) for record in found]})
 
     async def read(self, call: Call) -> Response:
         record = await self._session(call.id("session_id"))
@@ -150,6 +152,7 @@ class SessionsAPI:
         if self._capture is None:
             raise Refused(503, "there is no gateway here")
         opened = await self._capture.open(request)
+        await call.done(opened.session_id)
         self._written()
         return reply(opened)
 
@@ -186,9 +189,7 @@ class SessionsAPI:
     async def _result(self, record: SessionRecord) -> SessionResult | None:
         if record.state not in TERMINAL_STATES:
             return None
-        of_task = await self._ledger.results(record.task_id)
-        own = (r for r in of_task if (r.session_id, r.attempt) == (record.session_id, record.attempt))
-        return next(own, None)
+        return await self._ledger.result(record.session_id, record.attempt)
 
     async def _builder(self, record: SessionRecord) -> BuilderSpec:
         task = await self._ledger.task(record.task_id)
@@ -219,7 +220,7 @@ def capture_routes(open: Handler, close: Handler, role: Role) -> list[Route]:
         ),
         Route(
             "POST", "/sessions/{session_id}/close", "session.close", role, close, "Seal a bare capture session.",
-            answer=Closed, statuses=(409,),
+            answer=Closed, statuses=(409,), audited=lambda _: True,
         ),
     ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from polar.config import parse_task
-from polar.contract.errors import UsageError
+from polar.contract.errors import NotAllowed, UsageError
 from polar.contract.task import TaskRequest
 from polar.evaluators import make_evaluator
 from polar.harnesses import make_harness
@@ -34,7 +34,6 @@ from polar.trajectories.export import export
 CANCELLED_BEFORE = 300.0
 """Seconds for which a task that was cancelled before it came is refused."""
 MOST_SAMPLES = 10_000
-_NULLS_IN = ("runtime", "agent", "builder", "evaluator", "sampling")
 
 
 class Submitted(msgspec.Struct):
@@ -110,10 +109,11 @@ class TasksAPI:
 
     async def submit(self, call: Call) -> Response:
         """The same body again is the same task."""
-        task = parse_task(without_nulls(call.body))
+        task = parse_task(call.body)
         self._check(task)
         if self._refused_until.get(task.task_id, 0.0) > time.monotonic():
             raise Refused(409, f"task {task.task_id} was cancelled before it came: choose another task_id")
+        await call.done(task.task_id)
         await self._dispatch.submit(task)
         return reply(Submitted(task.task_id))
 
@@ -217,15 +217,6 @@ class TasksAPI:
         return FileResponse(path, media_type=media, filename=f"{task_id}.{to}", background=done)
 
 
-def without_nulls(body: dict[str, Any]) -> dict[str, Any]:
-    """A task without its nulls: some clients write out every field they know, and a null is nothing said."""
-    plain = {name: value for name, value in body.items() if value is not None}
-    for name in _NULLS_IN:
-        if isinstance(plain.get(name), dict):
-            plain[name] = {key: value for key, value in plain[name].items() if value is not None}
-    return plain
-
-
 def _unknown(task_id: str) -> Refused:
     return Refused(404, f"there is no task {task_id}")
 
@@ -248,7 +239,7 @@ def check_task(task: TaskRequest, *, allow_import: bool = False) -> None:
         raise UsageError(f"task: num_samples must be {MOST_SAMPLES} or less: hand in several tasks")
     own = [task.builder.strategy, task.evaluator.strategy, task.agent.import_path or ""]
     if not allow_import and any(":" in name for name in own):
-        raise UsageError("task: a class of its own (module:Class) is not allowed on this server")
+        raise NotAllowed("task: a class of its own (module:Class) is not allowed on this server")
     if ":" not in task.builder.strategy:
         make_builder(task.builder)
     if ":" not in task.evaluator.strategy:

@@ -8,12 +8,12 @@ span twice, not two spans. On when OpenTelemetry's own variables name a receiver
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polar.background import forever
 from polar.contract.completion import Completion
-from polar.contract.errors import MissingExtra, PolarError
+from polar.contract.errors import MissingExtra
 from polar.contract.result import TERMINAL_STATES
 from polar.contract.rollout import Event
 from polar.rollout.feed import Feed, within
@@ -34,8 +34,6 @@ try:
     )
 except ImportError:  # an optional part
     IdGenerator = object  # type: ignore[assignment,misc]
-
-log = logging.getLogger("polar.rollout")
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 LOOK_EVERY = 5.0
@@ -78,20 +76,23 @@ class SessionTraces:
 
     async def follow(self, ledger: Ledger, feed: Feed, cursor: int) -> None:
         """Make spans of every event after ``cursor``, until cancelled."""
-        while True:
+
+        async def step() -> None:
+            nonlocal cursor
             more = feed.any.next()
-            try:
-                while events := await ledger.events_after(cursor, _PAGE):
-                    for event in events:
-                        await self._take(ledger, event)
-                    cursor = events[-1].id
-            except PolarError as error:
-                log.error("events can't be traced: %s", error)
+            while events := await ledger.events_after(cursor, _PAGE):
+                for event in (each for each in events if each.kind == "session"):
+                    calls: Sequence[Completion] = ()
+                    if event.state in TERMINAL_STATES:
+                        calls = await ledger.completions(event.subject, event.data.get("attempt", 1))
+                    cursor = event.id  # what no span can be made of is left out
+                    self._take(event, calls)
+                cursor = events[-1].id
             await within(more, LOOK_EVERY)
 
-    async def _take(self, ledger: Ledger, event: Event) -> None:
-        if event.kind != "session":
-            return
+        await forever(step, "events can't be traced")
+
+    def _take(self, event: Event, calls: Sequence[Completion]) -> None:
         name = event.subject
         before = self._last.pop(name, None)
         if before is not None and before.data.get("attempt") == event.data.get("attempt"):
@@ -105,8 +106,7 @@ class SessionTraces:
                 del self._last[lost]
                 self._began.pop(lost, None)
             return
-        attempt = event.data.get("attempt", 1)
-        for call in await ledger.completions(name, attempt):
+        for call in calls:
             self._span(event, "model call", call.created_at, call.finished_at, _facts(call), call.completion_id)
         self._session(event, self._began.pop(name, event.time))
 

@@ -111,7 +111,7 @@ class WatchAPI:
         """Sessions by state, counted now or a moment ago."""
         async with self._counting:
             if time.monotonic() - self._counted >= COUNT_EVERY:
-                self._states = Counter(record.state for record in await self._ledger.sessions())
+                self._states = Counter(await self._ledger.session_states())
                 self._counted = time.monotonic()
         return self._states
 

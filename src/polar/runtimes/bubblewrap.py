@@ -2,7 +2,8 @@
 
 Shown, read-only: the system's programs and the few files of /etc that programs need. Not shown: homes, /tmp,
 /run, /var, credentials, other sessions. ``/proc`` is read-only as well: where Polar runs as root, the sandbox's
-user is root's own on disk, and the kernel's switches in ``/proc/sys`` ask for no more than that.
+user is root's own on disk, and the kernel's switches in ``/proc/sys`` ask for no more than that. ``/dev`` is
+read-only and ``/dev/shm`` on disk: a file in memory counts as no process's, and could take all of it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pathlib import Path, PurePosixPath
 
 from polar.contract.errors import UsageError
 from polar.contract.runtime import Mount
-from polar.runtimes.supervised import SCRIPT, interpreter
+from polar.runtimes.supervised import interpreter, script
 
 UID = 1000
+SHARED = ".shm"
+"""In a sandbox's root folder: what is ``/dev/shm`` inside."""
 SCRIPT_INSIDE = "/run/polar/supervisor.py"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 ETC = (
@@ -82,7 +85,7 @@ class Plan:
         pairs += [(f"/etc/{name}", f"/etc/{name}") for name in names if os.path.exists(f"/etc/{name}")]
         pairs += [(str(mount.source), mount.target or str(mount.source)) for mount in self.mounts]
         pairs += [(prefix, prefix) for prefix in python_prefix()]
-        pairs.append((str(SCRIPT), SCRIPT_INSIDE))
+        pairs.append((str(script()), SCRIPT_INSIDE))
         return list({inside: host for host, inside in pairs}.items())
 
     def check(self) -> None:
@@ -114,7 +117,7 @@ def python_prefix() -> Iterable[str]:
 
 def fill_root(root: Path, *, network: bool) -> None:
     """The few ordinary files and links of a sandbox's root folder; the rest is mounted over it."""
-    for folder in ("etc", "run", "proc", "dev", "var"):
+    for folder in ("etc", "run", "proc", "dev", "var", SHARED):
         (root / folder).mkdir(parents=True)
     for path in SYSTEM:
         if os.path.islink(path):
@@ -138,7 +141,8 @@ def walls(bwrap: str, plan: Plan) -> list[str]:
         line.append("--unshare-net")
     if _knows(bwrap, "--disable-userns"):
         line.append("--disable-userns")
-    line += ["--bind", str(plan.root), "/", "--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev"]
+    line += ["--bind", str(plan.root), "/", "--proc", "/proc", "--remount-ro", "/proc"]
+    line += ["--dev", "/dev", "--bind", str(plan.root / SHARED), "/dev/shm", "--remount-ro", "/dev"]
     places = [("--ro-bind", host, inside) for inside, host in plan.shown()]
     places += [("--bind", str(folder), inside) for inside, folder in plan.writable.items()]
     for place in sorted(places, key=lambda place: len(PurePosixPath(place[2]).parts)):  # outermost first

@@ -13,7 +13,7 @@ from polar.contract.runtime import Command, Mount, RuntimeFailure
 from polar.contract.task import RuntimeSpec
 from polar.runtimes.base import Probe
 from polar.runtimes.sandbox import LocalRuntime, Place, absolute, prepare_folder, refuse_unsupported
-from polar.runtimes.supervised import SCRIPT, Limits, Supervised
+from polar.runtimes.supervised import Limits, Supervised, script
 
 
 class ProcessBackend:
@@ -68,7 +68,7 @@ class ProcessBackend:
         try:
             inner = await Supervised.start(
                 [],
-                script=str(SCRIPT),
+                script=str(script()),
                 env={"PATH": path},
                 limits=self._limits.of(spec),
                 port=None,

@@ -29,8 +29,10 @@ def refuse_unsupported(spec: RuntimeSpec) -> None:
         raise UsageError(f"runtime backend {spec.backend!r} is not in this version: use local")
     if spec.image is not None:
         raise UsageError("runtime.image needs docker or apptainer: the local sandbox shows this machine's programs")
-    if spec.network not in (None, "none"):
-        raise UsageError(f"runtime.network {spec.network!r} is not known here: leave it out or say none")
+    if spec.network not in (None, "none", "host"):
+        raise UsageError(f"runtime.network {spec.network!r} is not known here: leave it out or say none or host")
+    if spec.network == "host" and not spec.allow_internet:
+        raise UsageError("runtime.network is host and allow_internet is false: take one of them out")
     if spec.network == "none" and spec.allow_internet:
         raise UsageError("runtime.network is none and allow_internet is true: take one of them out")
     if (spec.cpus is not None and spec.cpus <= 0) or (spec.memory_mb is not None and spec.memory_mb <= 0):

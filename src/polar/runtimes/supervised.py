@@ -11,6 +11,7 @@ import contextlib
 import functools
 import marshal
 import os
+import py_compile
 import signal
 import socket
 import subprocess
@@ -55,6 +56,14 @@ class Ended:
 def interpreter() -> Path:
     """The bare Python that runs the supervisor: the one behind this process, outside any venv."""
     return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
+
+
+@functools.cache
+def script() -> Path:
+    """The supervisor's code: compiled, where that can be kept, as every start would compile it again."""
+    with contextlib.suppress(OSError):
+        return Path(py_compile.compile(str(SCRIPT), doraise=True) or SCRIPT)
+    return SCRIPT
 
 
 @functools.cache

@@ -114,6 +114,10 @@ class Store(Protocol):
         """
         ...
 
+    async def result(self, session_id: str, attempt: int) -> SessionResult | None:
+        """What an attempt ended with, without traces; ``None``: it has not ended so."""
+        ...
+
     async def results(self, task_id: str | None = None) -> list[SessionResult]:
         """Results in the order they were stored, without traces: one for every attempt that was finished."""
         ...

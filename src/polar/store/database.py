@@ -96,6 +96,9 @@ class DatabaseStore(ABC):
     async def completions(self, session_id: str, attempt: int | None = None) -> list[Completion]:
         return await self._read(partial(queries.completions, session_id=session_id, attempt=attempt))
 
+    async def result(self, session_id: str, attempt: int) -> SessionResult | None:
+        return await self._read(partial(queries.result, session_id=session_id, attempt=attempt))
+
     async def results(self, task_id: str | None = None) -> list[SessionResult]:
         return await self._read(partial(queries.results, task_id=task_id))
 
@@ -143,10 +146,21 @@ class DatabaseStore(ABC):
     async def progress(self, task_id: str | None = None) -> list[TaskProgress]:
         return await self._read(partial(queries.progress, task_id=task_id))
 
+    async def session_states(self) -> dict[str, int]:
+        return await self._read(queries.session_states)
+
+    async def recent_sessions(
+        self, *, task_id: str | None = None, state: str | None = None, limit: int = 100
+    ) -> list[SessionRecord]:
+        return await self._read(partial(queries.recent_sessions, task_id=task_id, state=state, limit=limit))
+
     # ---- handed on ---------------------------------------------------------------------------------------
 
     async def results_after(self, cursor: int, limit: int, task_id: str | None = None) -> list[StoredResult]:
         return await self._read(partial(queries.results_after, cursor=cursor, limit=limit, task_id=task_id))
+
+    async def newest_result(self) -> int:
+        return await self._read(queries.newest_result)
 
     async def acknowledged(self, consumer: str) -> int:
         return await self._read(partial(queries.acknowledged, consumer=consumer))
@@ -154,8 +168,10 @@ class DatabaseStore(ABC):
     async def acknowledge(self, consumer: str, cursor: int) -> None:
         await self._write(partial(outbound.acknowledge, consumer=consumer, cursor=cursor))
 
-    async def callbacks_due(self, now: float, limit: int = 100) -> list[PendingCallback]:
-        return await self._read(partial(queries.callbacks_due, now=now, limit=limit))
+    async def callbacks_due(
+        self, now: float, limit: int = 100, *, but_not: Sequence[str] = ()
+    ) -> list[PendingCallback]:
+        return await self._read(partial(queries.callbacks_due, now=now, limit=limit, but_not=tuple(but_not)))
 
     async def callback_tried(self, task_id: str, *, arrived: bool, retry_at: float | None, error: str | None) -> None:
         tried = partial(outbound.callback_tried, task_id=task_id, arrived=arrived, retry_at=retry_at, error=error)
@@ -166,6 +182,9 @@ class DatabaseStore(ABC):
 
     async def events_after(self, event_id: int, limit: int = 1000) -> list[Event]:
         return await self._read(partial(queries.events_after, event_id=event_id, limit=limit))
+
+    async def newest_event(self) -> int:
+        return await self._read(queries.newest_event)
 
     # ---- nodes -------------------------------------------------------------------------------------------
 

@@ -120,9 +120,23 @@ class Ledger(Store, Protocol):
         """How far the tasks are, oldest first: all of them, or the one that is named (none if it is not known)."""
         ...
 
+    async def session_states(self) -> dict[str, int]:
+        """How many sessions are in each state that there are any in."""
+        ...
+
+    async def recent_sessions(
+        self, *, task_id: str | None = None, state: str | None = None, limit: int = 100
+    ) -> list[SessionRecord]:
+        """The sessions that moved last, the very last first: all of them, or those of a task or in a state."""
+        ...
+
     async def results_after(self, cursor: int, limit: int, task_id: str | None = None) -> list[StoredResult]:
         """Results of newest attempts stored after ``cursor`` (0: from the first), in order, without traces. A result
         that is stored later always has a higher cursor."""
+        ...
+
+    async def newest_result(self) -> int:
+        """The cursor of the result that was stored last (0: there is none)."""
         ...
 
     async def acknowledged(self, consumer: str) -> int:
@@ -133,8 +147,11 @@ class Ledger(Store, Protocol):
         """A consumer has dealt with every result up to ``cursor``. It never goes back."""
         ...
 
-    async def callbacks_due(self, now: float, limit: int = 100) -> list[PendingCallback]:
-        """Tasks with a callback address whose sessions have all ended and whose callback has not arrived yet."""
+    async def callbacks_due(
+        self, now: float, limit: int = 100, *, but_not: Sequence[str] = ()
+    ) -> list[PendingCallback]:
+        """Tasks with a callback address whose sessions have all ended and whose callback has not arrived yet, those
+        left out that go to a host of ``but_not`` (``host:port`` as in the URL, in lower case)."""
         ...
 
     async def callback_tried(self, task_id: str, *, arrived: bool, retry_at: float | None, error: str | None) -> None:
@@ -147,6 +164,10 @@ class Ledger(Store, Protocol):
 
     async def events_after(self, event_id: int, limit: int = 1000) -> list[Event]:
         """Events after ``event_id`` (0: from the first that is kept), in order."""
+        ...
+
+    async def newest_event(self) -> int:
+        """The id of the newest event (0: there is none)."""
         ...
 
     async def put_node(self, spec: NodeSpec, now: float) -> None:

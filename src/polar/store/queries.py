@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -48,6 +48,24 @@ def sessions(db: Connection, task_id: str | None) -> list[SessionRecord]:
         "ORDER BY t.id IS NULL, t.id, s.task_id, s.sample_index, s.id"
     )
     return _objects(db, SessionRecord, query)
+
+
+def recent_sessions(db: Connection, task_id: str | None, state: str | None, limit: int) -> list[SessionRecord]:
+    named = {"task_id": task_id, "state": state}
+    wanted = {column: value for column, value in named.items() if value is not None}
+    where = f"WHERE {' AND '.join(f'{column} = ?' for column in wanted)} " if wanted else ""
+    query = f"SELECT body FROM sessions {where}ORDER BY updated_at DESC, id DESC LIMIT ?"
+    return _objects(db, SessionRecord, query, (*wanted.values(), limit))
+
+
+def session_states(db: Connection) -> dict[str, int]:
+    return dict(db.execute("SELECT state, count(*) FROM sessions GROUP BY state").fetchall())
+
+
+def result(db: Connection, session_id: str, attempt: int) -> SessionResult | None:
+    query = "SELECT body FROM results WHERE session_id = ? AND attempt = ?"
+    found = _objects(db, SessionResult, query, (session_id, attempt))
+    return found[0] if found else None
 
 
 def results(db: Connection, task_id: str | None) -> list[SessionResult]:
@@ -139,18 +157,35 @@ def acknowledged(db: Connection, consumer: str) -> int:
     return row[0] if row else 0
 
 
-def callbacks_due(db: Connection, now: float, limit: int) -> list[PendingCallback]:
-    rows = db.execute(
+def callbacks_due(db: Connection, now: float, limit: int, but_not: Sequence[str]) -> list[PendingCallback]:
+    query = (
         "SELECT task_id, url, tries FROM callbacks b WHERE retry_at <= ? AND NOT EXISTS "
-        f"(SELECT 1 FROM sessions WHERE task_id = b.task_id AND {OPEN}) ORDER BY retry_at, task_id LIMIT ?",
-        (now, limit),
-    ).fetchall()
+        f"(SELECT 1 FROM sessions WHERE task_id = b.task_id AND {OPEN}) "
+    )
+    others: list[str] = []
+    for start in (f"{scheme}://{host}" for host in but_not for scheme in ("http", "https")):
+        query += f"AND lower(url) <> ? AND substr(lower(url), 1, {len(start) + 1}) NOT IN (?, ?, ?) "
+        others += [start, *(start + end for end in "/?#")]
+    rows = db.execute(query + "ORDER BY retry_at, task_id LIMIT ?", (now, *others, limit)).fetchall()
     return [PendingCallback(*row) for row in rows]
 
 
 def callbacks_failed(db: Connection) -> list[tuple[str, str]]:
     rows = db.execute("SELECT task_id, error FROM callbacks WHERE error IS NOT NULL ORDER BY task_id").fetchall()
     return [(task_id, loads(error, str)) for task_id, error in rows]
+
+
+def newest_result(db: Connection) -> int:
+    return _newest(db, "results")
+
+
+def newest_event(db: Connection) -> int:
+    return _newest(db, "events")
+
+
+def _newest(db: Connection, table: str) -> int:
+    newest: int | None = db.execute(f"SELECT max(id) FROM {table}").fetchone()[0]
+    return newest or 0
 
 
 def events_after(db: Connection, event_id: int, limit: int) -> list[Event]:

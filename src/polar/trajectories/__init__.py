@@ -6,13 +6,13 @@ A new builder is one file and one line in ``BUILDERS``.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from polar.contract.errors import UsageError
+from polar.contract.loading import make_named
 from polar.contract.task import BuilderSpec
 from polar.trajectories.base import Builder
 from polar.trajectories.per_request import PerRequest, PerRequestConfig
@@ -51,12 +51,7 @@ def make_builder(spec: BuilderSpec, allow_import: bool = False) -> Builder:
 def _import_builder(spec: BuilderSpec, allow_import: bool) -> Builder:
     if not allow_import:
         raise UsageError(f"builder {spec.strategy!r} is not allowed unless you pass --allow-import")
-    module, _, name = spec.strategy.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-        builder: Builder = found(**spec.config)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UsageError(f"builder {spec.strategy!r}: {error}") from error
+    builder: Builder = make_named(spec.strategy, "builder", **spec.config)
     if not callable(getattr(builder, "build", None)):
         raise UsageError(f"builder {spec.strategy!r} has no build(completions)")
     return builder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from polar.contract.errors import UsageError
-from polar.engines import make_engine
+from polar.engines import make_engine, sglang_probing
 from polar.engines.base import ChatEngine, Checkable, EngineError, TokenEngine
 from polar.engines.pool import Pool
 from polar.engines.probing import probe
@@ -20,7 +21,7 @@ from polar.engines.sglang_workers import SGLangWorkers
 from tests.engines.openai.wire import wire_server
 from tests.engines.sglang.conftest import Start
 from tests.support.script import Step
-from tests.support.scripted_sglang import scripted_sglang
+from tests.support.scripted_sglang import ScriptedSGLang, scripted_sglang
 
 WORKER = {
     "id": "042b236f",
@@ -92,6 +93,21 @@ async def test_a_tokenizer_that_is_not_there_is_refused_at_the_start(start: Star
     async with scripted_sglang(model_dir, []) as engine:
         with pytest.raises(UsageError, match="--tokenizer nowhere"):
             await start(engine.url, tokenizer="nowhere")
+
+
+async def test_a_paused_server_is_not_taken_for_one_that_only_chats(
+    start: Start, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sglang_probing, "_SECONDS", 0.2)
+
+    async def paused(_request: web.Request) -> web.Response:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    monkeypatch.setattr(ScriptedSGLang, "_generate", staticmethod(paused))
+    async with scripted_sglang(model_dir, []) as engine:
+        with pytest.raises(UsageError, match=r"/generate did not answer .* is the engine paused\?"):
+            await start(engine.url)
 
 
 async def test_another_server_is_said_to_be_one(start: Start) -> None:

@@ -1,0 +1,110 @@
+"""Bare capture sessions where something fails: the store, an end that was cut off, another node over the same store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from polar.contract.task import AgentSpec, TaskRequest
+from polar.gateway.captures import CUT_OFF, Captures
+from polar.gateway.node import Node
+from polar.store.base import StoreConflict, StoreFailure
+from tests.gateway.conftest import World
+from tests.support.script import Step
+
+
+@pytest.fixture
+async def node(make_world: Callable[..., Any]) -> Node:
+    world: World = await make_world([Step(text="hi")])
+    return world.node
+
+
+class Failing:
+    """``finish_session`` that fails so often, before or after the store has kept what it got."""
+
+    def __init__(self, node: Node, *, times: int = 1, kept: bool = False) -> None:
+        self.tries = 0
+        self._finish, self._times, self._kept = node.store.finish_session, times, kept
+        self.came = asyncio.Event()
+        node.store.finish_session = self.finish  # type: ignore[method-assign]
+
+    async def finish(self, *what: Any) -> None:
+        self.tries += 1
+        if self.tries > self._times:
+            await self._finish(*what)
+            self.came.set()
+            return
+        if self._kept:
+            await self._finish(*what)
+        raise StoreFailure("the database is away")
+
+
+async def test_a_session_whose_end_could_not_be_kept_is_closed_again(node: Node) -> None:
+    captures = Captures(node)
+    session = await captures.open(session_id="c")
+    Failing(node)
+    with pytest.raises(StoreFailure):
+        await captures.close("c")
+    with pytest.raises(StoreConflict):
+        await captures.open(session_id="c")
+    again = await captures.close("c")
+    assert again is not None
+    assert (again.status, session.session_id) == ("COMPLETED", "c")
+    assert await captures.close("c") is None
+
+
+async def test_an_end_that_was_kept_though_its_writer_never_heard_of_it_is_the_end(node: Node) -> None:
+    captures = Captures(node)
+    await captures.open(session_id="c")
+    Failing(node, kept=True)
+    with pytest.raises(StoreFailure):
+        await captures.close("c", error="first")
+    again = await captures.close("c", error="second")
+    assert again is not None
+    assert again.error == "first"
+
+
+async def test_idle_sessions_are_ended_though_the_first_try_failed(node: Node) -> None:
+    captures = Captures(node, idle_seconds=0.01)
+    await captures.open(session_id="c")
+    failing = Failing(node)
+    watching = asyncio.create_task(captures.watch())
+    async with asyncio.timeout(20):
+        await failing.came.wait()
+    watching.cancel()
+    record = await node.store.session("c")
+    assert record is not None
+    assert record.state == "COMPLETED"
+
+
+async def test_one_that_can_not_be_ended_keeps_no_other_open(node: Node) -> None:
+    captures = Captures(node)
+    for name in ("a", "b"):
+        await captures.open(session_id=name)
+    Failing(node)
+    await captures.close_all()
+    states = {record.session_id: record.state for record in await node.store.sessions()}
+    assert (states["a"], states["b"]) == ("RUNNING", "ERROR")
+
+
+async def test_after_a_restart_a_node_ends_its_own_sessions_and_no_other_s(node: Node) -> None:
+    before = Captures(node)
+    await before.open(session_id="own")
+    other = Node(node.engine, node.store, node.folder, node_id="other")
+    other.gateway, other.server = node.gateway, node.server
+    await Captures(other).open(session_id="other-s")
+    await Captures(node).end_those_cut_off()
+    own, others = await node.store.session("own"), await node.store.session("other-s")
+    assert own is not None
+    assert others is not None
+    assert (own.state, own.error, others.state) == ("ERROR", CUT_OFF, "RUNNING")
+
+
+async def test_no_bare_session_gets_into_a_task(node: Node) -> None:
+    agent = AgentSpec(harness="shell")
+    await node.store.put_task(TaskRequest(task_id="real", instruction="i", agent=agent))
+    with pytest.raises(StoreConflict, match="real"):
+        await Captures(node).open(task_id="real")

@@ -1,0 +1,196 @@
+"""Gateways in a job of a real Slurm cluster of two hosts: the last call drains them, a lost node loses no session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from polar.client import RolloutClient
+from tests.cli.making import environment, scripted_process
+from tests.cli.making import run as run_polar
+from tests.faults.fleet import NODE, PATIENCE, Fleet, check_all, until
+from tests.placement.conftest import STEPS, TURNS
+from tests.placement.engines import Engines
+from tests.placement.hosts import Host, two_hosts
+from tests.support.tinymodel import make_tiny_model
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+SBIN = f"{os.environ['PATH']}:/usr/sbin"
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slurm,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        any(shutil.which(name, path=SBIN) is None for name in PROGRAMS),
+        reason="Slurm is not installed (Debian: slurmctld slurmd slurm-client munge)",
+    ),
+]
+CONF = """
+ClusterName=polar
+SlurmctldHost={host}({first})
+SlurmUser=root
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/linear
+ReturnToService=2
+SlurmdTimeout=10
+InactiveLimit=0
+NodeName=n1 NodeAddr={first} NodeHostname={host} CPUs=2
+NodeName=n2 NodeAddr={second} NodeHostname={host} CPUs=2
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE
+"""
+
+
+class Slurm:
+    """A cluster whose controller is on the first host."""
+
+    def __init__(self, folder: Path, here: Host, there: Host) -> None:
+        self.folder = folder
+        conf = folder / "slurm.conf"
+        text = CONF.format(host=socket.gethostname(), first=here.address, second=there.address, folder=folder)
+        conf.write_text(text)
+        (folder / "state").mkdir()
+        key = folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        path = f"{Path(sys.executable).parent}:{SBIN}"
+        self.env = environment(SLURM_CONF=str(conf), PATH=path)
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        files = [
+            f"--socket={folder}/munge.socket",
+            f"--pid-file={folder}/munge.pid",
+            f"--log-file={folder}/munge.log",
+        ]
+        self._daemon(["munged", "--foreground", "--force", *files, f"--seed-file={folder}/seed", f"--key-file={key}"])
+        self._daemon(["slurmctld", "-D"])
+        self._daemon(["slurmd", "-D", "-N", "n1"])
+        self._daemon(there.inside(["slurmd", "-D", "-N", "n2"]))
+
+    def _daemon(self, line: list[str]) -> None:
+        with (self.folder / "daemons.txt").open("ab") as out:
+            process = subprocess.Popen(line, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        self._daemons.append(process)
+
+    def ask(self, *line: str, cwd: Path | None = None) -> str:
+        done = subprocess.run(line, env=self.env, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+        return done.stdout + done.stderr
+
+    async def ready(self) -> None:
+        await until(lambda: self.ask("sinfo", "-h", "-o", "%t %D").split() == ["idle", "2"], "two idle nodes")
+
+    async def ended(self, job: str) -> None:
+        await until(lambda: "JobState=COMPLETED" in self.ask("scontrol", "show", "job", job), f"job {job} completed")
+
+
+@dataclass
+class World:
+    here: Host
+    there: Host
+    slurm: Slurm
+    fleet: Fleet
+    client: RolloutClient
+    folder: Path
+
+    def submit(self) -> str:
+        """The script that we make, given to sbatch; the job's id."""
+        line = ["up", "--slurm", "-c", "polar.yaml", "--token-file", "node.token", "--nodes", "2"]
+        made = run_polar(line, self.folder, env=self.slurm.env)
+        assert made.code == 0, made.err
+        (self.folder / "polar.sbatch").write_text(made.out)
+        said = self.slurm.ask("sbatch", "polar.sbatch", cwd=self.folder)
+        found = re.search(r"Submitted batch job (\d+)", said)
+        assert found, said
+        return found[1]
+
+    async def healthy(self, count: int) -> set[str]:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                names = {node.node_id for node in await self.client.nodes() if node.healthy}
+                if len(names) == count:
+                    return names
+                await asyncio.sleep(0.1)
+
+
+@contextmanager
+def _short_folder() -> Iterator[Path]:
+    """There are sockets in it."""
+    folder = Path(tempfile.mkdtemp(prefix="polar-slurm-", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        here, there = stack.enter_context(two_hosts())
+        model = make_tiny_model(tmp_path / "model")
+        engine = stack.enter_context(scripted_process(model, STEPS, tmp_path / "engine"))
+        engines = Engines(engine.url, engine.log, engine.process, there)
+        engines.start_there(model, tmp_path / "engine")
+        fleet = Fleet(tmp_path, engines, gateways=1)
+        fleet.server.settings |= {"host": "0.0.0.0", "insecure": True}
+        settings = {**fleet.gateways.pop().settings, "insecure": True, "out": str(tmp_path / "nodes")}
+        settings["server"] = fleet.server.url.replace("127.0.0.1", here.address)
+        del settings["node_id"], settings["role"]
+        (tmp_path / "polar.yaml").write_text(yaml.safe_dump(settings))
+        (tmp_path / "node.token").write_text(NODE)
+        (tmp_path / "node.token").chmod(0o600)
+        stack.enter_context(fleet)
+        client = await stack.enter_async_context(fleet.client())
+        folder = stack.enter_context(_short_folder())
+        stack.callback(there.kill)
+        stack.callback(here.kill)
+        slurm = Slurm(folder, here, there)
+        await slurm.ready()
+        yield World(here, there, slurm, fleet, client, tmp_path)
+
+
+async def test_the_last_call_drains_and_another_job_goes_on(world: World):
+    job = world.submit()
+    assert await world.healthy(2) == {f"n1-{job}", f"n2-{job}"}
+    await world.client.submit(world.fleet.a_task("t", samples=64, turns=TURNS))
+    await world.fleet.replies(8)
+    for process in world.here.processes() + world.there.processes():
+        assert NODE not in " ".join(process.cmdline())
+    world.slurm.ask("scancel", "--batch", "--signal=TERM", job)
+    await world.slurm.ended(job)
+    again = world.submit()
+    status = await check_all(world.fleet, world.client, "t", 64)
+    assert {result.status for result in status.results} == {"COMPLETED"}, "no agent was ended by the last call"
+    assert {result.node_id.rpartition("-")[2] for result in status.results} == {job, again}
+
+
+async def test_a_node_of_the_job_is_killed(world: World):
+    job = world.submit()
+    await world.healthy(2)
+    await world.client.submit(world.fleet.a_task("t", samples=24, turns=TURNS))
+    await world.fleet.replies(8)
+    world.there.kill(but="tests.support.scripted")
+    status = await check_all(world.fleet, world.client, "t", 24)
+    assert max(result.attempt for result in status.results) > 1, "a session was cut off"
+    assert await world.healthy(1) == {f"n1-{job}"}

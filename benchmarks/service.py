@@ -1,6 +1,6 @@
-"""``python -m benchmarks.service``: what the service itself takes, apart from models and agents. A real ``polar serve``
-(role ``all``) runs sessions whose harness is the shell: some that do nothing, for the rate and for the CPU of each,
-and many that sleep at the same time, for the memory of each.
+"""``python -m benchmarks.service``: what the service itself takes, apart from models and agents. A real ``polar
+serve`` (role ``all``) runs sessions whose harness is the shell: some that do nothing, for the rate and for the CPU of
+each, and many that sleep at the same time, for the memory of each.
 """
 
 from __future__ import annotations

@@ -58,5 +58,5 @@ def test_what_a_class_says_of_its_own_use_is_told_in_its_words(
         "class Mine:\n    def __init__(self, spec): raise UsageError('config needs reward')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(PolarError, match="^config needs reward$"):
+    with pytest.raises(PolarError, match=r"^config needs reward$"):
         LOADERS["evaluator"]("polar_words:Mine")

@@ -107,11 +107,9 @@ def commands() -> list[Any]:
         for line in joined.splitlines():
             line = line.partition(" #")[0]
             for command in re.split(r"[;|&]", line):
-                words = command.split()
-                if "polar" in words:
-                    found.append(
-                        pytest.param(words[words.index("polar") + 1 :], id=f"{block.id} {' '.join(words)}"[:90])
-                    )
+                words = [word for word in command.split() if not re.match(r"[A-Z_]+=", word)]
+                if words and Path(words[0]).name == "polar":
+                    found.append(pytest.param(words[1:], id=f"{block.id} {' '.join(words)}"[:90]))
     return found
 
 

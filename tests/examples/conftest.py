@@ -43,7 +43,9 @@ class Service:
     def run(self, *args: str | Path) -> subprocess.Popen[str]:
         """A Python program that is a client of it."""
         line = [sys.executable, *map(str, args)]
-        return subprocess.Popen(line, cwd=REPO, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            line, cwd=REPO, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,27 +38,27 @@ def names(path: Path) -> list[tuple[str, int]]:
 
 def test_the_trainer_that_pulls_has_each_result_once_though_it_is_killed(service: Service, tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
-    line = (REPO / "examples" / "trainer_pull.py", service.url, "puller", file)
+    program = REPO / "examples" / "trainer_pull.py"
     service.submit("pull-a", num_samples=2)
-    first = service.run(*line)
+    first = service.run(program, service.url, "puller", file)
     try:
         until(lambda: len(names(file)) >= 1, first)
     finally:
         first.kill()
         first.communicate()
     service.submit("pull-b", num_samples=2)
-    # What a trainer does not yet remember comes again; here it is killed before every acknowledgement counts.
-    again = service.run(*line)
+    # To a consumer that has acknowledged nothing all of it comes again, as if the kill had come before each of those.
+    again = service.run(program, service.url, "puller-again", file)
     try:
         wanted = {(f"pull-{task}-{sample}", 1) for task in "ab" for sample in (0, 1)}
         until(lambda: wanted <= set(names(file)), again)
-        until(lambda: json.loads(service.ask("/results?consumer=puller"))["results"] == [], again)
+        until(lambda: json.loads(service.ask("/results?consumer=puller-again"))["results"] == [], again)
     finally:
         again.kill()
         again.communicate()
     assert len(names(file)) == len(set(names(file)))
-    traces = [trace for each in map(json.loads, file.read_text().splitlines()) for trace in each["trajectory"]["traces"]]
-    assert all(sum(trace["loss_mask"]) > 0 for trace in traces)
+    for each in map(json.loads, file.read_text().splitlines()):
+        assert [sum(trace["loss_mask"]) > 0 for trace in each["trajectory"]["traces"]] == [True]
 
 
 def test_the_trainer_that_is_called_takes_what_is_signed_and_nothing_else(service: Service, tmp_path: Path) -> None:
@@ -84,17 +83,27 @@ def test_the_trainer_that_is_called_takes_what_is_signed_and_nothing_else(servic
 
 def test_the_trainer_in_the_readme_runs(service: Service) -> None:
     (program,) = re.findall(r"```python\n(.*?RolloutClient.*?)```", (REPO / "README.md").read_text(), re.S)
-    shell = '"agent": {"harness": "shell", "custom_shell": {"command": "true"}, "settings": {"allow_no_model_call": True}}'
-    process = service.run("-c", re.sub(r'"agent": \{.*?\}', shell, program))
+    agent = {"harness": "shell", "custom_shell": {"command": "true"}, "settings": {"allow_no_model_call": True}}
+    process = service.run("-c", re.sub(r'"agent": \{.*?\}', f'"agent": {agent}', program))
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert "step-1-0" in out
 
 
+def test_a_service_in_short_is_read_at_a_glance(service: Service) -> None:
+    service.submit("short")
+    service.ask("/rollout/task/short?wait=30&results=none")
+    out, err = service.run("-c", "from polar.cli import main; main()", "status").communicate(timeout=PATIENCE)
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert err == ""
+    assert lines["nodes"].strip() == "1, of which 1 healthy, 0 draining"
+    assert "completed" in lines["tasks"]
+    assert "completed" in lines["sessions"]
+
+
 def test_the_service_page_has_every_metric(service: Service) -> None:
     service.submit("measured")
-    with suppress(TimeoutError):
-        service.ask("/rollout/task/measured?wait=30&results=none")
+    service.ask("/rollout/task/measured?wait=30&results=none")
     families = set(re.findall(r"^# TYPE (polar_\w+) ", service.ask("/metrics").decode(), re.M))
     families = {name for name in families if not name.endswith("_created")}
     page = set(re.findall(r"`(polar_\w+)(?:\{[a-z,]+\})?`", (REPO / "docs" / "service.md").read_text()))

@@ -36,7 +36,7 @@ ADMIN, NODE = "admin-token-of-the-tests", "node-token-of-the-tests"
 PATIENCE = 120.0
 TURNS = 6
 SEEDS = range(int(os.environ.get("POLAR_FAULT_SEEDS", "3")))
-GATES = tuple(f"hold until {name}" for name in ("up", "joined", "awake", "moved", "stopped", "halted"))
+GATES = tuple(f"hold until {name}" for name in ("up", "joined", "awake", "moved", "stopped", "halted", "known"))
 
 
 def free_port() -> int:
@@ -55,6 +55,7 @@ class Part:
     folder: Path
     prefix: Sequence[str] = ()
     """What the command line begins with."""
+    node_token: str = NODE
     process: subprocess.Popen[str] | None = None
     seen: set[psutil.Process] = field(default_factory=set)
     """Everything that was seen below it: none of it may outlive it."""
@@ -81,7 +82,7 @@ class Part:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "polar.yaml"
         path.write_text(yaml.safe_dump(self.settings))
-        env = environment(POLAR_ADMIN_TOKEN=ADMIN, POLAR_NODE_TOKEN=NODE, POLAR_LOG="INFO")
+        env = environment(POLAR_ADMIN_TOKEN=ADMIN, POLAR_NODE_TOKEN=self.node_token, POLAR_LOG="INFO")
         line = [*self.prefix, *POLAR, "serve", "-c", str(path)]
         with (self.folder / "log.txt").open("a") as log:
             self.process = subprocess.Popen(

@@ -83,6 +83,30 @@ async def test_a_node_that_was_paused_does_no_harm_when_it_wakes(engine: Scripte
         fleet.stop()
 
 
+async def test_a_server_that_does_not_know_the_node_refuses_nothing_for_good(engine: ScriptedProcess, tmp_path: Path):
+    gate, samples = "hold until known", 4
+    with Fleet(tmp_path, engine, gateways=1) as fleet:
+        (gateway,) = fleet.gateways
+        async with fleet.client() as client:
+            await client.submit(fleet.a_task("t", samples=samples, turns=2, instruction=gate))
+            await fleet.in_flight(samples)
+            fleet.server.kill()
+            fleet.release(gate)
+            await until(lambda: len(fleet.received()) == 2 * samples, "every agent has its replies")
+            fleet.server.node_token = "another token"
+            fleet.server.start()
+            assert gateway.process is not None
+            assert await asyncio.to_thread(gateway.process.wait, 60) == 2
+            assert "set POLAR_NODE_TOKEN" in gateway.said()
+            fleet.server.kill()
+            fleet.server.node_token = gateway.node_token
+            fleet.server.start()
+            gateway.start()
+            status = await check_all(fleet, client, "t", samples)
+            assert {each.status for each in status.results} == {"COMPLETED"}
+        fleet.stop()
+
+
 # ---- a network that is cut -------------------------------------------------------------------------------
 
 

@@ -15,18 +15,21 @@ pytestmark = pytest.mark.slow
 
 
 async def test_what_runs_may_end(engine: ScriptedProcess, tmp_path: Path):
-    samples = 24
-    with Fleet(tmp_path, engine, gateways=2) as fleet:
+    samples, few = 32, {"init": 2, "ready": 2, "run": 2, "post_run": 2}
+    with Fleet(tmp_path, engine, gateways=2, pools=few) as fleet:
         async with fleet.client() as client:
-            await client.submit(fleet.a_task("t", samples=samples))
+            await client.submit(fleet.a_task("t", samples=samples, turns=3))
+            await fleet.replies(3)
             for gateway in fleet.gateways:
-                await fleet.replies(3)
-                gateway.stop()
+                gateway.signal(signal.SIGTERM)
+            for gateway in fleet.gateways:
+                assert gateway.running.wait(60) == 0
+            ended = (await client.status("t")).completed_sessions
+            assert 0 < ended < samples, "those that ran have ended, those that waited wait"
+            for gateway in fleet.gateways:
                 gateway.start()
             status = await check_all(fleet, client, "t", samples)
             assert {(each.status, each.attempt) for each in status.results} == {("COMPLETED", 1)}
-        for gateway in fleet.gateways:
-            gateway.wait()
         fleet.stop()
 
 

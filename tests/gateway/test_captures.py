@@ -1,4 +1,4 @@
-"""Bare capture sessions where something fails: the store, an end that was cut off, another node over the same store."""
+"""Bare capture sessions where the store fails, an end is cut off, or another node is over the same store."""
 
 from __future__ import annotations
 

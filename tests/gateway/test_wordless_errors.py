@@ -47,6 +47,6 @@ async def test_a_session_that_ends_by_it_has_its_name(
         monkeypatch.setattr(SessionRun, "_prepare", prepare)
     parts = await make_parts(task, sandbox="none", allow_import=True)
     async with asyncio.timeout(30):
-        await run_tasks(world.node, [(task, parts)], Pools(), lambda _: None)
+        await run_tasks(world.node, [(task, parts)], pools=Pools())
     (result,) = await world.node.store.results("w")
     assert (result.status, result.error) == ("ERROR", "TimeoutError" if stage == "evaluate" else "OSError")

@@ -24,7 +24,7 @@ _DETECT = {
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "3",
 }
-START_SECONDS = 120
+START_SECONDS = 300
 
 
 def ray_venv() -> Path:

@@ -130,9 +130,9 @@ def test_a_gateway_is_begun_as_the_command_line_takes_it(
     assert TOKEN not in args.read_text()
     assert (tmp_path / "token").read_text() == TOKEN
     config = served(line, settings)
-    assert (config.role, config.server, config.name) == ("gateway", "http://server:8080", "n1-7")
+    assert (config.role, config.server, config.name) == ("gateway", "http://server:8080", "n1")
     assert (config.public_url, config.port) == ("http://10.9.8.7:9000", 9000)
-    assert config.out == "/scratch/it's polar/n1-7"
+    assert config.out == "/scratch/it's polar/n1"
 
 
 @pytest.mark.slow

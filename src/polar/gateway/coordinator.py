@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 _SECONDS = 30.0
 """For one exchange, beyond what it is asked to wait."""
+_DELIVERY_SECONDS = 600.0
+"""For captured calls, which may be hundreds of MB where they have screenshots in them."""
 _BEAT_SECONDS = 5.0
 """For a heartbeat: where the network swallows it, the next one must come before the lease has lapsed."""
 
@@ -139,7 +141,7 @@ class HttpCoordinator:
 
     async def deliver(self, delivery: Delivery) -> None:
         body = await asyncio.to_thread(to_json, delivery) if delivery.completions else to_json(delivery)
-        await self._post(f"{self._node}/deliveries", body, Any)
+        await self._post(f"{self._node}/deliveries", body, Any, seconds=_DELIVERY_SECONDS)
 
     async def release(self, release: Release) -> None:
         await self._post(f"{self._node}/release", release, Any)

@@ -77,6 +77,9 @@ class Worker:
         self._coming: dict[str, Lease] = {}
         """Given to this node, and not begun yet."""
         self._runs: dict[str, tuple[SessionRun, asyncio.Task[None]]] = {}
+        self._owed: dict[str, int] = {}
+        """Attempts with a result that has not been handed over yet: their leases must not lapse."""
+        self._cutting: set[asyncio.Task[None]] = set()
         self._claiming: asyncio.Task[None] | None = None
         self._parts: dict[str, Parts] = {}
         self._room = asyncio.Event()
@@ -86,11 +89,14 @@ class Worker:
 
     @property
     def held(self) -> list[Held]:
-        """The session attempts that this node runs or is about to, and where they stand."""
+        """The session attempts that this node runs, is about to run, or has a result of that it still owes; and where
+        they stand."""
         records = [run.record for run, _ in self._runs.values()]
         running = [Held(session_id=r.session_id, attempt=r.attempt, state=r.state) for r in records]
         coming = [each for name, each in self._coming.items() if name not in self._runs]
-        return running + [Held(session_id=c.session_id, attempt=c.attempt, state="REGISTERED") for c in coming]
+        running += [Held(session_id=c.session_id, attempt=c.attempt, state="REGISTERED") for c in coming]
+        owed = [each for each in self._owed.items() if each[0] not in self._runs]
+        return running + [Held(session_id=name, attempt=attempt, state="POST_RUN") for name, attempt in owed]
 
     async def work(self) -> None:
         """Claim and run sessions, until cancelled; what still ran then is cut off, and its leases lapse.
@@ -98,10 +104,14 @@ class Worker:
         Raises:
             UsageError: the server does not take this node.
         """
+        journal = self._journal
+        if journal is not None:
+            # First, because a new process holds none of the leases under which these results were made.
+            await self._ship_now(journal)
         await self._persist(lambda: self._coordinator.register(self.spec))
         loops: list[Coroutine[Any, Any, None]] = [self._claim_all(), self._beat()]
-        if self._journal is not None:
-            loops.append(self._ship_all(self._journal))
+        if journal is not None:
+            loops.append(self._ship_all(journal))
         try:
             async with asyncio.TaskGroup() as group:
                 for loop in loops:
@@ -123,7 +133,8 @@ class Worker:
             self._coming.clear()
             await self._cut_off()
             for each in left:
-                await self._try(self._release(each.session_id, each.attempt))
+                if self._owed.get(each.session_id) != each.attempt:  # else it has ended
+                    await self._try(self._release(each.session_id, each.attempt))
         if self._journal is not None:
             await self._try(self._ship(self._journal))
 
@@ -205,7 +216,11 @@ class Worker:
         except (PolarError, OSError) as error:
             if disk.is_full(self._node.folder):
                 raise StoreFailure(f"{disk.full(self._node.folder)} ({error})") from error
-            await self._try(self._end_at_once(record, lease.task, str(error)))
+            await self._try(self._end_at_once(record, lease.task, str(error) or type(error).__name__))
+            return
+        except Exception as error:  # a class of the user's own may raise anything
+            log.exception("session %s can't be begun", record.session_id)
+            await self._try(self._end_at_once(record, lease.task, f"{type(error).__name__}: {error}"))
             return
         if self._coming.get(lease.session_id) is not lease:
             return  # meanwhile it was lost
@@ -230,6 +245,7 @@ class Worker:
         """Into the journal, from where it is handed over; without one the store is the ledger itself."""
         if self._journal is not None:
             await self._journal.finish_session(record, result)
+            self._owed[record.session_id] = record.attempt
         else:
             delivery = Delivery(session_id=record.session_id, attempt=record.attempt, result=result)
             await self._coordinator.deliver(delivery)
@@ -242,6 +258,9 @@ class Worker:
         except PolarError as error:  # the store's word, such as a full disk: no session's fault
             log.error("session %s is given up here, to be run again: %s", run.record.session_id, error)
             self._ill_until = time.monotonic() + ILL_SECONDS
+            await self._persist(lambda: self._release(run.record.session_id, run.record.attempt))
+        except Exception:
+            log.exception("session %s is given up here, to be run again", run.record.session_id)
             await self._persist(lambda: self._release(run.record.session_id, run.record.attempt))
         finally:
             del self._runs[run.record.session_id]
@@ -298,8 +317,10 @@ class Worker:
                 del self._coming[each.session_id]
         running = {name: run.record.attempt for name, (run, _) in self._runs.items()}
         over = [each.session_id for each in lost if running.get(each.session_id) == each.attempt]
-        if over:
-            await self._cut_off(*over)
+        if over:  # not here: taking down a large sandbox must not keep the next heartbeat waiting
+            cutting = asyncio.create_task(self._cut_off(*over))
+            self._cutting.add(cutting)
+            cutting.add_done_callback(self._cutting.discard)
         if reply.drain and not self.draining:
             log.info("draining: no more sessions are taken")
             self._stop_claiming()
@@ -308,17 +329,20 @@ class Worker:
 
     async def _ship_all(self, journal: Journal) -> None:
         while True:
-            try:
-                await self._persist(lambda: self._ship(journal))
-            except StoreFailure as error:  # what was handed over and could not be struck off is handed over again
-                log.error("the journal: %s", error)
-                await asyncio.sleep(ILL_SECONDS)
+            await self._ship_now(journal)
             try:
                 async with asyncio.timeout(SHIP_EVERY):
                     await self._to_ship.wait()
             except TimeoutError:
                 pass
             self._to_ship.clear()
+
+    async def _ship_now(self, journal: Journal) -> None:
+        try:
+            await self._persist(lambda: self._ship(journal))
+        except StoreFailure as error:  # what was handed over and could not be struck off is handed over again
+            log.error("the journal: %s", error)
+            await asyncio.sleep(ILL_SECONDS)
 
     async def _ship(self, journal: Journal) -> None:
         """Hand over all that was not yet: a result's calls always before it, so that it is never without them."""
@@ -332,6 +356,8 @@ class Worker:
         for result in results:
             await self._hand_over(Delivery(session_id=result.session_id, attempt=result.attempt, result=result))
             await journal.delivered(result.session_id, result.attempt)
+            if self._owed.get(result.session_id) == result.attempt:
+                del self._owed[result.session_id]
 
     async def _hand_over(self, delivery: Delivery) -> None:
         try:

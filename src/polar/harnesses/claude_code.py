@@ -4,6 +4,8 @@ API is a result of subtype ``success`` with ``is_error``."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from polar.contract.runtime import Command, ExecResult
 from polar.contract.task import AgentSpec
@@ -12,8 +14,7 @@ from polar.harnesses.packages import NpmPackage
 from polar.harnesses.plans import (
     INSTRUCTION_FILE,
     check_agent,
-    last_event,
-    last_words,
+    judge_by_result,
     mcp_config,
     with_instruction,
 )
@@ -62,15 +63,13 @@ class ClaudeCode:
         return Plan(Command(with_instruction(line, agent, SKILLS), env=_env(endpoint)), files=files)
 
     def judge(self, result: ExecResult) -> str | None:
-        end = last_event(result.stdout, ["result"])
-        if end is None:
-            return f"claude_code ended with exit code {result.exit_code} and no result: {last_words(result)}"
-        if end.get("is_error") or end.get("subtype") != "success":
-            words = end.get("result") or end.get("errors") or "no message"
-            return f"claude_code could not go on ({end.get('subtype')}): {words}"
-        if result.exit_code != 0:
-            return f"claude_code ended with exit code {result.exit_code}: {last_words(result)}"
+        return judge_by_result(self.name, result, _why)
+
+
+def _why(end: Mapping[str, Any]) -> str | None:
+    if not end.get("is_error") and end.get("subtype") == "success":
         return None
+    return f" ({end.get('subtype')}): {end.get('result') or end.get('errors') or 'no message'}"
 
 
 def _env(endpoint: Endpoint) -> dict[str, str]:

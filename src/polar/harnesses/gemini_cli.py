@@ -4,6 +4,7 @@ last event says how it ended."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from polar.contract.runtime import Command, ExecResult
@@ -13,6 +14,7 @@ from polar.harnesses.packages import NpmPackage, node
 from polar.harnesses.plans import (
     INSTRUCTION_FILE,
     check_agent,
+    judge_by_result,
     last_event,
     last_words,
     mcp_config,
@@ -50,15 +52,13 @@ class GeminiCLI:
         )
 
     def judge(self, result: ExecResult) -> str | None:
-        end = last_event(result.stdout, ["result"])
-        if end is None:
-            return f"gemini_cli ended with exit code {result.exit_code} and no result: {last_words(result)}"
-        if end.get("status") != "success":
+        def why(end: Mapping[str, Any]) -> str | None:
+            if end.get("status") == "success":
+                return None
             error = end.get("error") or last_event(result.stdout, ["error"]) or {}
-            return f"gemini_cli could not go on: {error.get('message') or last_words(result)}"
-        if result.exit_code != 0:
-            return f"gemini_cli ended with exit code {result.exit_code}: {last_words(result)}"
-        return None
+            return f": {error.get('message') or last_words(result)}"
+
+        return judge_by_result(self.name, result, why)
 
 
 def _settings(endpoint: Endpoint) -> dict[str, Any]:

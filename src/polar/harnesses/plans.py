@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -169,6 +169,22 @@ def last_event(stdout: Path, kinds: Collection[str]) -> dict[str, Any] | None:
             continue
         if isinstance(event, dict) and event.get("type") in kinds:
             return event
+    return None
+
+
+def judge_by_result(name: str, result: ExecResult, why: Callable[[Mapping[str, Any]], str | None]) -> str | None:
+    """The judgement on a harness whose last event, a ``result``, says how it ended.
+
+    Args:
+        why: what that event says of a failure; ``None`` where it says that all went well.
+    """
+    end = last_event(result.stdout, ["result"])
+    if end is None:
+        return f"{name} ended with exit code {result.exit_code} and no result: {last_words(result)}"
+    if words := why(end):
+        return f"{name} could not go on{words}"
+    if result.exit_code != 0:
+        return f"{name} ended with exit code {result.exit_code}: {last_words(result)}"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from polar.contract.runtime import Command, ExecResult
@@ -12,8 +13,7 @@ from polar.harnesses.packages import NpmPackage, node
 from polar.harnesses.plans import (
     INSTRUCTION_FILE,
     check_agent,
-    last_event,
-    last_words,
+    judge_by_result,
     mcp_config,
     with_instruction,
 )
@@ -56,16 +56,15 @@ class QwenCode:
         )
 
     def judge(self, result: ExecResult) -> str | None:
-        end = last_event(result.stdout, ["result"])
-        if end is None:
-            return f"qwen_code ended with exit code {result.exit_code} and no result: {last_words(result)}"
-        if end.get("is_error") or end.get("subtype") != "success":
-            error = end.get("error")
-            words = error.get("message") if isinstance(error, dict) else error
-            return f"qwen_code could not go on ({end.get('subtype')}): {words or end.get('result')}"
-        if result.exit_code != 0:
-            return f"qwen_code ended with exit code {result.exit_code}: {last_words(result)}"
+        return judge_by_result(self.name, result, _why)
+
+
+def _why(end: Mapping[str, Any]) -> str | None:
+    if not end.get("is_error") and end.get("subtype") == "success":
         return None
+    error = end.get("error")
+    words = error.get("message") if isinstance(error, dict) else error
+    return f" ({end.get('subtype')}): {words or end.get('result')}"
 
 
 def _settings(endpoint: Endpoint) -> dict[str, Any]:

@@ -14,7 +14,8 @@ import uvloop
 
 from polar.contract.errors import PolarError
 from polar.logs import configure
-from polar.service import Service
+from polar.rollout.auth import NODE_ENV
+from polar.service import serve
 from polar.settings import ServeConfig
 
 log = logging.getLogger("polar.placement")
@@ -23,12 +24,17 @@ log = logging.getLogger("polar.placement")
 class GatewayActor:
     """A gateway node in this process. It begins at once.
 
+    Ray runs the methods of a class that has any coroutine on one thread, where the first that waits would stop all:
+    this class has none.
+
     Args:
         settings: a ``ServeConfig`` as JSON.
+        token: the node token. Ray writes the environment of an actor to its logs, and its arguments not.
     """
 
-    def __init__(self, settings: bytes) -> None:
+    def __init__(self, settings: bytes, token: str) -> None:
         self._config = msgspec.json.decode(settings, type=ServeConfig)
+        self._environ = {**os.environ, NODE_ENV: token}
         configure(os.environ.get("POLAR_LOG", "INFO").upper(), self._config.log)
         self._told = threading.Event()
         self._over = threading.Event()
@@ -48,7 +54,7 @@ class GatewayActor:
 
     def _run(self) -> None:
         try:
-            uvloop.run(self._serve())
+            uvloop.run(_serve(self._config, self._environ, self._told))
         except PolarError as error:
             self._why = str(error)
         except Exception as error:
@@ -57,17 +63,14 @@ class GatewayActor:
         finally:
             self._over.set()
 
-    async def _serve(self) -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=self._pass_on, args=(loop, stop), daemon=True).start()
-        service = Service(self._config, dict(os.environ), log.info)
-        await service.start()
-        try:
-            await service.run(stop)
-        finally:
-            await service.close()
 
-    def _pass_on(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-        self._told.wait()
+async def _serve(config: ServeConfig, environ: dict[str, str], told: threading.Event) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def pass_on() -> None:
+        told.wait()
         loop.call_soon_threadsafe(stop.set)
+
+    threading.Thread(target=pass_on, daemon=True).start()
+    await serve(config, environ, stop, log.info)

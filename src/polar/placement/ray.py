@@ -7,6 +7,7 @@ actors by their names. A node that was cut off goes on for a while; its leases l
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -97,7 +98,7 @@ class RayPlacement:
                 and self._ended_at.get(name, tried) <= tried
             ):
                 self._placed[name] = self._place(name, node["NodeManagerAddress"])
-                self._say(f"gateway {node_name(name)} on {self._placed[name].address}")
+                self._say(f"gateway {node_name(self._placed[name].address)} placed")
 
     def _place(self, name: str, address: str) -> Placed:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -105,13 +106,13 @@ class RayPlacement:
         config = msgspec.structs.replace(
             self._config,
             host=address,
-            node_id=node_name(name),
-            out=str(Path(self._config.out) / node_name(name)),
+            node_id=node_name(address),
+            out=str(Path(self._config.out) / node_name(address)),
         )
         actor = (
             self._ray.remote(GatewayActor)
             .options(
-                name=f"{_PREFIX}{node_name(name)}",
+                name=f"{_PREFIX}{address}-{name}",
                 namespace=NAMESPACE,
                 lifetime="detached",
                 get_if_exists=True,
@@ -121,9 +122,8 @@ class RayPlacement:
                 max_restarts=-1,
                 max_task_retries=-1,
                 max_concurrency=16,
-                runtime_env={"env_vars": {NODE_ENV: self._token}},
             )
-            .remote(msgspec.json.encode(config))
+            .remote(msgspec.json.encode(config), self._token)
         )
         return Placed(name, address, actor, actor.ended.remote())
 
@@ -138,7 +138,7 @@ class RayPlacement:
             if why == "":
                 self._say("the gateways are taken down")
                 return False
-            self._say(f"gateway {node_name(placed.node_id)} on {placed.address} has ended: {why}")
+            self._say(f"gateway {node_name(placed.address)} has ended: {why}")
             self._ended_at[placed.node_id] = time.monotonic()
             self._forget(placed.node_id)
             if not self._placed:
@@ -185,9 +185,10 @@ def down(address: str, say: Callable[[str], None]) -> None:
         ray.shutdown()
 
 
-def node_name(ray_node: str) -> str:
-    """The gateway's node id on a node of Ray: a node that comes back under another id is another one."""
-    return f"ray-{ray_node[:16]}"
+def node_name(address: str) -> str:
+    """The gateway's node id on a node of Ray: by its address, and not by Ray's id, which is another one each time. So
+    a node that comes back hands over what it had."""
+    return "ray-" + re.sub(r"[^A-Za-z0-9.-]", "-", address)
 
 
 def connect(address: str) -> Any:

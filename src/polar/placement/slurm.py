@@ -24,9 +24,11 @@ _SCRIPT = r"""#!/bin/bash
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
 #SBATCH --signal=B:TERM@{last_call}
+#SBATCH --no-kill
 #SBATCH --output=polar-gateways-%j.log
 
 # On each node. A gateway that breaks is begun again; one that has drained (0) or can't begin (2) is not.
+# Its name and folder are the node's: a later job hands over what a lost one has left there.
 gateway='
 token_file={token_file}
 case $(stat -L -c %a "$token_file") in 600|400) ;; *) echo "chmod 600 $token_file" >&2; exit 2;; esac
@@ -36,7 +38,7 @@ trap : TERM
 while :; do
   POLAR_NODE_TOKEN=$(cat "$token_file") polar serve -c {config} --role gateway --server {server} \
     --host 0.0.0.0 --public-url "{scheme}://$address:{port}" \
-    --node-id "$SLURMD_NODENAME-$SLURM_JOB_ID" --out {out}/"$SLURMD_NODENAME-$SLURM_JOB_ID" &
+    --node-id "$SLURMD_NODENAME" --out {out}/"$SLURMD_NODENAME" &
   pid=$!
   echo "$pid" >"$running"
   while kill -0 "$pid" 2>/dev/null; do wait "$pid"; code=$?; done
@@ -52,7 +54,7 @@ last_call() {{
   srun --overlap --ntasks-per-node=1 bash -c "$drain" &
 }}
 trap last_call TERM
-srun --label --kill-on-bad-exit=0 bash -c "$gateway" &
+srun --label --no-kill --kill-on-bad-exit=0 bash -c "$gateway" &
 step=$!
 while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done
 exit "$code"

@@ -4,10 +4,10 @@
 IPC and names, the system's programs read-only, and nothing of the user's. The model is reached at
 ``http://127.0.0.1:8080``, through a socket that listens inside and is served by the gateway outside.
 
-What it does not do: the kernel is shared. Memory is sampled four times a second, processes once where it is not limited, and a breach
-ends the session's commands: a fast enough one is seen late. ``cpus`` is an affinity that a program may undo.
-Disk use is not limited. With ``allow_internet`` the network is the host's own, loopback included. Give work
-that you believe hostile a machine of its own.
+What it does not do: the kernel is shared. Memory and processes are sampled four times a second (where memory is not
+limited, once), and a breach ends the session's commands: a fast enough one is seen late. ``cpus`` is an affinity that
+a program may undo. Disk use is not limited. With ``allow_internet`` the network is the host's own, loopback included.
+Give work that you believe hostile a machine of its own.
 """
 
 from __future__ import annotations

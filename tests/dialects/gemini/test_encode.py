@@ -215,7 +215,8 @@ def test_thinking_that_goes_on_after_text_is_signed_again() -> None:
 def test_an_error_has_the_vendors_shape(kind: Any, status: int, name: str) -> None:
     response = Gemini().error(CallError(kind, "no", retry_after=1.0))
     assert response.status == status
-    assert json.loads(response.body) == {"error": {"code": status, "message": "no", "status": name}}
+    message = "Server error: no" if kind == "unavailable" else "no"
+    assert json.loads(response.body) == {"error": {"code": status, "message": message, "status": name}}
     assert response.headers == {"retry-after": "1.0"}
 
 

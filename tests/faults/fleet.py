@@ -36,7 +36,9 @@ ADMIN, NODE = "admin-token-of-the-tests", "node-token-of-the-tests"
 PATIENCE = 120.0
 TURNS = 6
 SEEDS = range(int(os.environ.get("POLAR_FAULT_SEEDS", "3")))
-GATES = tuple(f"hold until {name}" for name in ("up", "joined", "awake", "moved", "stopped", "halted", "known"))
+GATES = tuple(
+    f"hold until {name}" for name in ("up", "joined", "awake", "moved", "stopped", "halted", "known", "busy")
+)
 
 
 def free_port() -> int:
@@ -101,9 +103,9 @@ class Part:
                 time.sleep(0.05)
         raise AssertionError(self.said())
 
-    async def says(self, words: str, times: int = 1) -> None:
-        """Until its log has these words so often."""
-        await until(lambda: self.said().count(words) >= times, f"{self.name} says {words!r}")
+    async def says(self, *words: str) -> None:
+        """Until its log has one of these."""
+        await until(lambda: any(each in self.said() for each in words), f"{self.name} says {words}")
 
     def look(self) -> None:
         """Note what runs below it now."""
@@ -150,6 +152,8 @@ class Fleet:
         **settings: Any,
     ):
         self.folder = folder
+        self.kept: dict[str, str] = {}
+        """By completion id, the text of every reply that was found in the ledger."""
         self.engine = engine
         self.sandbox = sandbox
         node: dict[str, Any] = {
@@ -189,7 +193,15 @@ class Fleet:
             part.start()
         for part in self.parts:
             part.wait()
+        while len(self._nodes()) < len(self.gateways):
+            time.sleep(0.05)
         return self
+
+    def _nodes(self) -> list[Any]:
+        request = urllib.request.Request(f"{self.server.url}/nodes", headers={"Authorization": f"Bearer {ADMIN}"})
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            found: list[Any] = json.load(reply)
+        return found
 
     def __exit__(self, *error: object) -> None:
         for part in self.parts:
@@ -308,7 +320,8 @@ def _check_result(result: WireResult, calls: list[Any], generations: dict[str, A
     whole = [each for each in newest if each.completion_id in fates.get("trained", [])]
     check_against([generations[each.completion_id] for each in whole], whole, [result])
     for each in calls:
-        sampled = generations[each.completion_id]["sampled_ids"]
+        generation = generations.get(each.completion_id)  # none where the call was given up before the engine had it
+        sampled = generation["sampled_ids"] if generation is not None else []
         assert each.response_ids.tolist() == sampled[: len(each.response_ids)]
 
 
@@ -319,9 +332,10 @@ async def _told_is_kept(fleet: Fleet, client: RolloutClient, status: WireTaskSta
         calls = [call for result in status.results for call in await _calls(client, result.session_id)]
         kept = {each.completion_id: each.text for each in calls}
         assert len(kept) == len(calls), "a call is there twice"
-        if {name: kept.get(name) for name in told} == told:
+        fleet.kept |= kept
+        if {name: fleet.kept.get(name) for name in told} == told:
             return calls
-        assert time.monotonic() < end, f"told and not in the ledger: {sorted(told.keys() - kept.keys())}"
+        assert time.monotonic() < end, f"told and not in the ledger: {sorted(told.keys() - fleet.kept.keys())}"
         await asyncio.sleep(0.2)
 
 

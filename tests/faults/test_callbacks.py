@@ -77,7 +77,7 @@ class Trainer:
 async def test_one_effect_whatever_the_receiver_does(
     engine: ScriptedProcess, tmp_path: Path, then: bytes, pause: float
 ):
-    patience = {"timeout_seconds": 3.0, "backoff_seconds": 0.1, "longest_backoff_seconds": 0.5}
+    patience = {"timeout_seconds": 2.0, "backoff_seconds": 0.1, "longest_backoff_seconds": 0.5}
     with Fleet(tmp_path, engine, server={"callbacks": patience}) as fleet:
         async with Trainer(then, pause).listening() as trainer, fleet.client() as client:
             url = f"http://127.0.0.1:{trainer.port}/done"

@@ -12,7 +12,7 @@ import pytest
 
 from polar.rollout.dispatch import LEASE_SECONDS
 from tests.cli.making import ScriptedProcess
-from tests.faults.fleet import Fleet, Part, check_all, until
+from tests.faults.fleet import Fleet, Part, check_all
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ async def test_a_disk_becomes_full_and_has_room_again(
             await client.submit(fleet.a_task("t", samples=samples))
             await fleet.replies(10)
             filler = await asyncio.to_thread(fill, part.data)
-            await until(lambda: "disk is full" in fleet.parts[-1].said(), "it is told that the disk is full")
+            await fleet.parts[-1].says("disk is full")
             await asyncio.sleep(1.2 * LEASE_SECONDS)
             os.truncate(filler, 0)
             status = await check_all(fleet, client, "t", samples)

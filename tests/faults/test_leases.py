@@ -19,6 +19,11 @@ from tests.faults.fleet import Fleet, check_all, taken_back, until
 
 pytestmark = pytest.mark.slow
 
+FOUR = {"init": 2, "ready": 1, "run": 4, "post_run": 2}
+"""Pools of a node that runs four sessions at a time: eight in flight are four on each of two nodes."""
+REFUSED = "attempt 1 is over"
+"""What the server says to a result that comes too late."""
+
 
 async def test_a_server_that_was_down_for_longer_than_a_lease_costs_no_attempt(
     engine: ScriptedProcess, tmp_path: Path
@@ -62,7 +67,7 @@ async def test_a_node_that_never_comes_back_is_waited_for_no_longer_than_a_lease
 
 async def test_a_node_that_was_paused_does_no_harm_when_it_wakes(engine: ScriptedProcess, tmp_path: Path):
     gate, samples = "hold until awake", 8
-    with Fleet(tmp_path, engine, gateways=2) as fleet:
+    with Fleet(tmp_path, engine, gateways=2, pools=FOUR) as fleet:
         async with fleet.client() as client:
             await client.submit(fleet.a_task("t", samples=samples, turns=3, instruction=gate))
             await fleet.in_flight(samples)
@@ -72,13 +77,15 @@ async def test_a_node_that_was_paused_does_no_harm_when_it_wakes(engine: Scripte
             fleet.release(gate)
             await fleet.replies(1)
             paused.signal(signal.SIGCONT)
-            await paused.says("lost the leases")
+            await paused.says("lost the leases", REFUSED)
             status = await check_all(fleet, client, "t", samples)
             assert {each.status for each in status.results} == {"COMPLETED"}
             assert max(each.attempt for each in status.results) == 2, "no session was given out in vain"
-            # It works on: what comes now is taken by it as well.
-            await client.submit(fleet.a_task("more", samples=12, turns=2))
-            more = await check_all(fleet, client, "more", 12)
+            # It works on.
+            await client.submit(fleet.a_task("more", samples=samples, turns=2, instruction="hold until busy"))
+            await fleet.in_flight(samples)
+            fleet.release("hold until busy")
+            more = await check_all(fleet, client, "more", samples)
             assert {each.node_id for each in more.results} == {"node-0", "node-1"}
         fleet.stop()
 
@@ -93,7 +100,7 @@ async def test_a_server_that_does_not_know_the_node_refuses_nothing_for_good(eng
             fleet.server.kill()
             fleet.release(gate)
             await until(lambda: len(fleet.received()) == 2 * samples, "every agent has its replies")
-            fleet.server.node_token = "another token"
+            fleet.server.node_token = "another-token-of-the-tests"
             fleet.server.start()
             assert gateway.process is not None
             assert await asyncio.to_thread(gateway.process.wait, 60) == 2
@@ -157,7 +164,7 @@ async def test_a_node_that_was_cut_off_is_fenced_and_its_calls_still_arrive(
     engine: ScriptedProcess, network: Network, tmp_path: Path
 ):
     gate, samples = "hold until moved", 8
-    fleet = Fleet(tmp_path, engine, gateways=2, server={"host": "0.0.0.0", "insecure": True})
+    fleet = Fleet(tmp_path, engine, gateways=2, pools=FOUR, server={"host": "0.0.0.0", "insecure": True})
     fleet.server.prefix = network.prefix
     port = fleet.server.settings["port"]
     fleet.server.settings["public_url"] = f"http://{network.addresses[1]}:{port}"
@@ -173,7 +180,7 @@ async def test_a_node_that_was_cut_off_is_fenced_and_its_calls_still_arrive(
             await taken_back(client, "t", 1)
             await until(lambda: len(fleet.received()) >= 3 * samples, "every agent has its replies")
             network.link(0, "up")
-            await cut.says("lost the leases")
+            await cut.says(REFUSED)
             status = await check_all(fleet, client, "t", samples)
             assert {each.status for each in status.results} == {"COMPLETED"}
             again = [each for each in status.results if each.attempt > 1]

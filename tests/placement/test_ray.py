@@ -136,7 +136,7 @@ async def test_a_node_is_killed_and_hands_over_what_it_had_when_it_is_back(world
         world.there.kill(but="tests.support.scripted")
         status = await world.client.wait("t")
         assert max(result.attempt for result in status.results) > 1, "a session was cut off"
-        await world.said(f"node {world.there.address} is gone")
+        await world.said(f"gateway {names[world.there.address]} is lost")
         world.cluster.start(world.there, gateway=1)
         assert await world.healthy(2) == names
         await check_all(world.fleet, world.client, "t", 24)
@@ -152,7 +152,7 @@ async def test_a_node_is_cut_off_and_comes_back(world: World):
         world.there.plug(False)
         status = await world.client.wait("t")
         assert max(result.attempt for result in status.results) > 1, "a session was cut off"
-        await world.said(f"node {world.there.address} is gone")
+        await world.said(f"gateway {names[world.there.address]} is lost")
         world.there.plug(True)
         async with asyncio.timeout(PATIENCE):  # Ray's own processes there end when they hear of it
             while world.gateway(world.there):

@@ -199,6 +199,7 @@ async def test_a_node_of_the_job_is_killed_and_another_job_hands_over_what_it_ha
     status = await world.client.wait("t")
     assert max(result.attempt for result in status.results) > 1, "a session was cut off"
     assert await world.healthy(1) == {"n1"}, "the job goes on without it"
+    await until(lambda: world.slurm.ask("sinfo", "-h", "-n", "n2", "-o", "%t").startswith("down"), "n2 is down")
     world.slurm.begin_there()
     world.submit(1)
     assert await world.healthy(2) == {"n1", "n2"}

@@ -137,7 +137,7 @@ async def test_a_cancelled_task_ends_as_failed_and_keeps_what_it_had(world: Worl
     beat = await world.node(
         "/nodes/n1/heartbeat", {"held": [{"session_id": held["session_id"], "attempt": 1, "state": "RUNNING"}]}
     )
-    assert beat["cancelled"] == [held["session_id"]]
+    assert beat["cancelled"] == {held["session_id"]: "cancelled"}
     await world.finish(held, status="ERROR", error="cancelled", reward=None)
     status = await world.get("/rollout/task/t1")
     assert status["status"] == "failed"

@@ -28,7 +28,7 @@ RESOURCE = "gateway"
 LOOK_SECONDS = 5.0
 """Ray tells nobody of new nodes: it is asked."""
 AGAIN_SECONDS = 60.0
-"""After so long a gateway that could not go on is tried again on its node."""
+"""After so long a node whose gateway could not go on gets another one."""
 _PREFIX = "gateway-"
 
 
@@ -88,8 +88,7 @@ class RayPlacement:
         """Place what is missing, forget what is gone."""
         nodes = {each["NodeID"]: each for each in self._ray.nodes() if each["Alive"]}
         for name in set(self._placed) - set(nodes):
-            self._say(f"node {self._placed[name].address} is gone")
-            self._forget(name)
+            self._lost(self._placed[name])
         tried = time.monotonic() - AGAIN_SECONDS
         for name, node in nodes.items():
             if (
@@ -134,28 +133,29 @@ class RayPlacement:
             return True
         ended, _ = self._ray.wait([each.ended for each in self._placed.values()], timeout=LOOK_SECONDS)
         for placed in [each for each in self._placed.values() if each.ended in ended]:
-            why = self._why(placed)
+            try:
+                why = self._ray.get(placed.ended)
+            except self._ray.exceptions.RayError:  # Ray has given it up: its node is gone, as Ray will say soon
+                self._lost(placed)
+                continue
             if why == "":
                 self._say("the gateways are taken down")
                 return False
             self._say(f"gateway {node_name(placed.address)} has ended: {why}")
-            self._ended_at[placed.node_id] = time.monotonic()
-            self._forget(placed.node_id)
+            self._forget(placed)
             if not self._placed:
                 raise PolarError(f"no gateway runs: {why}")
         return True
 
-    def _why(self, placed: Placed) -> str:
-        try:
-            found: str = self._ray.get(placed.ended)
-        except self._ray.exceptions.RayError as error:
-            lines = str(error).split("\n")
-            return lines[0] or type(error).__name__
-        return found
+    def _lost(self, placed: Placed) -> None:
+        self._say(f"gateway {node_name(placed.address)} is lost")
+        self._forget(placed)
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, placed: Placed) -> None:
+        del self._placed[placed.node_id]
+        self._ended_at[placed.node_id] = time.monotonic()
         with suppress(self._ray.exceptions.RayError):
-            self._ray.kill(self._placed.pop(name).actor, no_restart=True)
+            self._ray.kill(placed.actor, no_restart=True)
 
 
 def down(address: str, say: Callable[[str], None]) -> None:

@@ -36,9 +36,7 @@ ADMIN, NODE = "admin-token-of-the-tests", "node-token-of-the-tests"
 PATIENCE = 120.0
 TURNS = 6
 SEEDS = range(int(os.environ.get("POLAR_FAULT_SEEDS", "3")))
-GATES = tuple(
-    f"hold until {name}" for name in ("up", "joined", "awake", "moved", "stopped", "halted", "known", "busy")
-)
+GATES = tuple(f"hold until {name}" for name in ("up", "joined", "awake", "moved", "stopped", "halted", "known"))
 
 
 def free_port() -> int:

@@ -180,7 +180,7 @@ def recorded(folder: Path = SESSIONS) -> list[Session]:
 def table(folder: Path) -> str:
     """The table in Markdown: of each session the calls a trace, without and with the bridge, and how many times
     fewer tokens are trained over than without merging at all."""
-    sessions = [made(), *recorded()]
+    sessions = [made()]
     heads = [f"{session.name}, {len(session.turns)} calls" for session in sessions]
     rows = [("Family", "Template", *heads), ("---",) * (2 + len(sessions))]
     for model in MODELS:

@@ -16,6 +16,7 @@ from polar.contract.errors import UsageError
 from polar.contract.result import TERMINAL_STATES
 from polar.contract.rollout import (
     BARE_NODE,
+    HEARTBEAT_SECONDS,
     Claim,
     Delivery,
     Heartbeat,
@@ -35,8 +36,9 @@ from polar.store.ledger import Ledger
 log = logging.getLogger("polar.rollout")
 
 LEASE_SECONDS = 10.0
-DEAF_SECONDS = LEASE_SECONDS / 2
-"""Without a look for lapsed leases in so long, no heartbeat was heard either."""
+SILENT_SECONDS = 2.5 * HEARTBEAT_SECONDS
+"""A node that was not heard of for so long may be gone, and is given nothing. A server that did not look for lapsed
+leases for so long has not heard of anybody."""
 LONGEST_WAIT = 60.0
 """Seconds that one question may stay open."""
 MOST_ROOM = 1024
@@ -58,6 +60,7 @@ class Dispatch:
         self._ledger = ledger
         self._feed = feed
         self._metrics = metrics
+        self._heard: dict[str, float] = {}
         self._grace = LEASE_SECONDS
         self._listening_since = self._looked_at = time.monotonic()
 
@@ -72,6 +75,7 @@ class Dispatch:
 
     async def claim(self, node_id: str, claim: Claim) -> list[Lease]:
         """Up to ``claim.room`` sessions to run, each under a lease; none after ``claim.wait`` seconds without any.
+        None to a node that has fallen silent meanwhile: it would not hear of them, and their leases would lapse.
 
         Raises:
             UsageError: room or wait are out of range.
@@ -80,8 +84,11 @@ class Dispatch:
             raise UsageError(f"room must be from 1 to {MOST_ROOM}, wait from 0 to {LONGEST_WAIT:g}")
         loop = asyncio.get_running_loop()
         until = loop.time() + claim.wait
+        self._heard[node_id] = time.monotonic()
         while True:
             work = self._feed.work.next()
+            if self._is_silent(node_id):
+                return []
             with self._metrics.write("claim"):
                 leases = await self._claim(node_id, claim)
             left = until - loop.time()
@@ -90,6 +97,9 @@ class Dispatch:
             if leases or left <= 0 or self._feed.closed:
                 return leases
             await within(work, left)
+
+    def _is_silent(self, node_id: str) -> bool:
+        return time.monotonic() - self._heard.get(node_id, 0.0) > SILENT_SECONDS
 
     async def _claim(self, node_id: str, claim: Claim) -> list[Lease]:
         work = self._ledger.claim(node_id, claim.room, LEASE_SECONDS, time.time(), claim_id=claim.claim_id)
@@ -112,6 +122,7 @@ class Dispatch:
         now = time.time()
         if not await self._ledger.node_load(node_id, beat.load, now):
             raise UnknownNode(f"node {node_id} is not registered")
+        self._heard[node_id] = time.monotonic()
         try:
             with self._metrics.write("renew"):
                 reply = await self._ledger.renew(node_id, beat.held, LEASE_SECONDS, now)
@@ -198,7 +209,8 @@ class Dispatch:
         written), they have the time of a lease to say that they are there, before any is taken back.
         """
         began = time.monotonic()
-        if began - self._looked_at > DEAF_SECONDS:
+        self._heard = {name: heard for name, heard in self._heard.items() if began - heard <= SILENT_SECONDS}
+        if began - self._looked_at > SILENT_SECONDS:
             self._listening_since = began
         self._looked_at = began
         if began - self._listening_since < self._grace:

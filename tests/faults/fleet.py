@@ -34,6 +34,7 @@ from tests.e2e.oracle import check_against
 
 ADMIN, NODE = "admin-token-of-the-tests", "node-token-of-the-tests"
 PATIENCE = 120.0
+PRINTED = "*/data/sessions/*/attempt-*/agent.stdout"
 TURNS = 6
 SEEDS = range(int(os.environ.get("POLAR_FAULT_SEEDS", "3")))
 GATES = tuple(f"hold until {name}" for name in ("up", "joined", "awake", "moved", "stopped", "halted", "known"))
@@ -222,7 +223,7 @@ class Fleet:
     def received(self) -> dict[str, str]:
         """By completion id, the text of every reply that an agent has got: by its own record, which is a file out of
         Polar's reach, or where it is in a sandbox what it printed."""
-        files = [self.folder / "received.txt"] if self.sandbox == "none" else self.folder.rglob("agent.stdout")
+        files = [self.folder / "received.txt"] if self.sandbox == "none" else self.folder.glob(PRINTED)
         lines = [json.loads(line)[-2:] for file in files for line in _whole_lines(file)]
         return {name.removeprefix("chatcmpl-"): reply for name, reply in lines}
 
@@ -255,7 +256,8 @@ class Fleet:
         for part in self.parts:
             part.nothing_left()
         for part in alive:
-            assert not list(part.folder.rglob(".polar-sandbox")), "a sandbox lies about"
+            left = list(part.folder.rglob(".polar-sandbox"))
+            assert not left, left
 
 
 def _whole_lines(file: Path) -> list[str]:

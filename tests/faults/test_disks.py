@@ -41,7 +41,8 @@ async def test_a_disk_becomes_full_and_has_room_again(
             await fleet.replies(10)
             filler = await asyncio.to_thread(fill, part.data)
             await fleet.parts[-1].says("disk is full")
-            await asyncio.sleep(1.2 * LEASE_SECONDS)
+            if where != "gateway":  # longer than a lease: nobody can renew one meanwhile
+                await asyncio.sleep(1.2 * LEASE_SECONDS)
             os.truncate(filler, 0)
             status = await check_all(fleet, client, "t", samples)
             assert {each.status for each in status.results} == {"COMPLETED"}

@@ -77,7 +77,7 @@ class Slurm:
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
         path = f"{Path(sys.executable).parent}:{SBIN}"
-        self.env = environment(SLURM_CONF=str(conf), PATH=path)
+        self.env = environment(SLURM_CONF=str(conf), PATH=path, TMPDIR=str(folder))
         self._daemons: list[subprocess.Popen[bytes]] = []
         files = [
             f"--socket={folder}/munge.socket",

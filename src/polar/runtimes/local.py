@@ -88,7 +88,7 @@ class BubblewrapBackend:
         writable = {"/tmp": folder / "tmp", HOME: folder / "home", workdir: folder / "workspace"}
         plan = bubblewrap.Plan(folder / "root", writable, mounts, network=spec.allow_internet)
         plan.check()
-        lock = await asyncio.to_thread(prepare_folder, folder)
+        lock = await prepare_folder(folder)
         place = Place(folder, lock, workdir, HOME, writable, read_only=tuple(inside for inside, _ in plan.shown()))
         try:
             await asyncio.to_thread(bubblewrap.fill_root, plan.root, network=spec.allow_internet)

@@ -61,7 +61,7 @@ class ProcessBackend:
             if mount.target not in (None, str(mount.source)):
                 raise UsageError(f"{mount.source} can't be shown as {mount.target} without a sandbox")
         folder = absolute(folder)
-        lock = await asyncio.to_thread(prepare_folder, folder)
+        lock = await prepare_folder(folder)
         workdir, home, tmp = (str(folder / part) for part in ("workspace", "home", "tmp"))
         place = Place(folder, lock, workdir, home, {path: Path(path) for path in (workdir, home, tmp)})
         path = os.environ.get("PATH", os.defpath)

@@ -44,12 +44,24 @@ def absolute(folder: Path) -> Path:
     return Path(os.path.abspath(folder))
 
 
-def prepare_folder(folder: Path) -> int:
+async def prepare_folder(folder: Path) -> int:
     """Make and own a sandbox's folder. HOME has the folders that a harness is told to leave things in.
 
     Raises:
-        RuntimeFailure: something of a sandbox is already in it.
+        RuntimeFailure: something of a sandbox is already in it, or there is no room.
     """
+    making = asyncio.ensure_future(asyncio.to_thread(_make_folder, folder))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        with contextlib.suppress(RuntimeFailure):
+            lock = await making
+            await asyncio.to_thread(_give_up, folder, lock)
+        raise
+
+
+def _make_folder(folder: Path) -> int:
+    lock: int | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # the modes inside are the agent's to choose: other users of this host stay out
@@ -59,8 +71,17 @@ def prepare_folder(folder: Path) -> int:
         for part in ("artifacts", "logs"):
             (folder / "home/session" / part).mkdir(parents=True)
     except OSError as error:
+        if lock is not None:
+            _give_up(folder, lock)
         raise RuntimeFailure(f"the sandbox's folder {folder} can't be made, use an empty one: {error}") from error
     return lock
+
+
+def _give_up(folder: Path, lock: int) -> None:
+    try:
+        leftovers.remove(folder)
+    finally:
+        os.close(lock)
 
 
 @dataclass(slots=True)
@@ -93,10 +114,7 @@ class Place:
         """Remove the sandbox's files and give the folder up."""
         if self.lock is not None:
             lock, self.lock = self.lock, None
-            try:
-                await asyncio.to_thread(leftovers.remove, self.folder)
-            finally:
-                os.close(lock)
+            await asyncio.to_thread(_give_up, self.folder, lock)
 
 
 class LocalRuntime:

@@ -18,7 +18,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its log, which is read again and again, must not grow too large
 def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedProcess]:
     """It takes some time for each token, so that a fault finds calls in flight; a task whose instruction is one of
     ``GATES`` has its first replies held until the test releases them."""

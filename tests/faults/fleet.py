@@ -124,7 +124,12 @@ class Part:
     def stop(self) -> None:
         """SIGTERM, and see that it ends in order."""
         self.signal(signal.SIGTERM)
-        assert self.running.wait(60) == 0, self.said()
+        self.ends(0)
+
+    def ends(self, code: int) -> None:
+        """Wait until it has ended, with this exit code."""
+        assert self.process is not None
+        assert self.process.wait(60) == code, self.said()
 
     def nothing_left(self) -> None:
         """Of all that was seen below it nothing runs."""
@@ -274,7 +279,7 @@ async def until(holds: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + PATIENCE
     while not await asyncio.to_thread(holds):
         assert time.monotonic() < end, f"not in time: {what}"
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
 
 
 async def attempts(client: RolloutClient, task_id: str) -> list[int]:

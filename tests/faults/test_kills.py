@@ -46,17 +46,16 @@ async def test_one_process_is_killed_again_and_again(engine: ScriptedProcess, tm
         fleet.stop()
 
 
-@pytest.mark.parametrize("who", ["server", "gateways", "both"])
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_server_and_gateways_are_killed(engine: ScriptedProcess, tmp_path: Path, who: str, seed: int):
-    chance, samples = random.Random(f"{who} {seed}"), 32
+async def test_server_and_gateways_are_killed(engine: ScriptedProcess, tmp_path: Path, seed: int):
+    chance, samples = random.Random(100 + seed), 72
     with Fleet(tmp_path, engine, gateways=2, sandbox=the_sandbox(seed)) as fleet:
-        among = {"server": fleet.servers, "gateways": fleet.gateways, "both": fleet.parts}[who]
+        rounds = [fleet.servers, [chance.choice(fleet.gateways)], fleet.parts]
+        chance.shuffle(rounds)
         async with fleet.client() as client:
             await client.submit(fleet.a_task("t", samples=samples))
-            for _ in range(2):
-                await fleet.replies(chance.randrange(1, 25))
-                victims = among if who == "both" else [chance.choice(among)]
+            for victims in rounds:
+                await fleet.replies(chance.randrange(1, 40))
                 for part in victims:
                     part.kill()
                 await asyncio.sleep(chance.uniform(0, 0.5))
@@ -64,8 +63,6 @@ async def test_server_and_gateways_are_killed(engine: ScriptedProcess, tmp_path:
                     part.start()
             status = await check_all(fleet, client, "t", samples)
             assert {result.status for result in status.results} == {"COMPLETED"}
-            if who == "server":
-                assert {result.attempt for result in status.results} == {1}, "no session's node was lost"
         for part in fleet.parts:
             part.wait()
         fleet.stop()

@@ -308,9 +308,11 @@ class Worker:
         for name, reason in reply.cancelled.items():
             if name in self._runs:
                 self._runs[name][0].stop(reason)
-        lost = [each for each in told if each.session_id in reply.lost]
+        now = self.held  # what has been handed over since the question is not lost
+        lost = [each for each in told if each.session_id in reply.lost and _is_among(each, now)]
         if lost:
-            log.warning("lost the leases of %s: they are run elsewhere, or have ended", ", ".join(reply.lost))
+            names = ", ".join(each.session_id for each in lost)
+            log.warning("lost the leases of %s: they are run elsewhere, or have ended", names)
         for each in lost:  # and no newer attempt, which may have come since
             coming = self._coming.get(each.session_id)
             if coming is not None and coming.attempt == each.attempt:
@@ -388,3 +390,7 @@ class Worker:
             await work
         except PolarError as error:
             log.warning("%s", error)
+
+
+def _is_among(one: Held, held: list[Held]) -> bool:
+    return any((each.session_id, each.attempt) == (one.session_id, one.attempt) for each in held)

@@ -15,7 +15,7 @@ import yaml
 
 from polar.cli import COMMANDS, command_line
 from polar.config import load_task
-from polar.gateway.worker import HEARTBEAT_SECONDS
+from polar.contract.rollout import HEARTBEAT_SECONDS
 from polar.rollout.auth import Credentials
 from polar.rollout.dispatch import LEASE_SECONDS
 from polar.rollout.http import Route

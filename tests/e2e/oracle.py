@@ -101,8 +101,11 @@ def check_against(
     assert sorted(by_id) == sorted(each.completion_id for each in completions), "one generation, one completion"
     for completion in completions:
         generation = by_id[completion.completion_id]
-        assert completion.response_ids.tolist() == generation["sampled_ids"]
-        assert completion.logprobs.tolist() == generation["logprobs"]
+        # The engine of a call that was given up got further than what arrived of it.
+        given_up = generation["ended"] == "cancelled" and completion.outcome != "ok"
+        arrived = slice(len(completion.response_ids) if given_up else None)
+        assert completion.response_ids.tolist() == generation["sampled_ids"][arrived]
+        assert completion.logprobs.tolist() == generation["logprobs"][arrived]
     for result in results:
         for trace in result.trajectory.traces:
             _check_trace(trace, by_id)

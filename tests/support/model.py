@@ -52,6 +52,8 @@ class Log:
         return generation
 
     def end(self, generation: Generation, ended: Literal["done", "cancelled", "cut", "error"]) -> None:
+        if generation.ended != "running":  # its client went away after its end
+            return
         generation.ended = ended
         if self._path is not None:
             with open(self._path, "a") as file:

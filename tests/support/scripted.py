@@ -184,12 +184,12 @@ class ScriptedServer:
     ) -> web.StreamResponse:
         try:
             if body.get("stream"):
-                response = await self._stream(request, plan, generation, shapes)
+                response = await self._stream(request, plan, generation, shapes, log)
             else:
                 async for _ in self._sample(plan, generation):
                     pass
                 response = _json(shapes.whole(plan, generation))
-            log.end(generation, "done")
+                log.end(generation, "done")
             return response
         except (asyncio.CancelledError, ConnectionError):
             log.end(generation, "cancelled")
@@ -203,7 +203,7 @@ class ScriptedServer:
             await asyncio.shield(log.changed())
 
     async def _stream(
-        self, request: web.Request, plan: Plan, generation: Generation, shapes: Shapes
+        self, request: web.Request, plan: Plan, generation: Generation, shapes: Shapes, log: Log
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
@@ -219,6 +219,7 @@ class ScriptedServer:
         else:
             for event in shapes.last(plan, generation):
                 await response.write(_event(event))
+        log.end(generation, "done")  # who reads the log when the stream has ended finds it there
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response

@@ -132,7 +132,6 @@ class ScriptedSGLang(ScriptedServer):
             if request.transport is not None:
                 request.transport.abort()
             return web.Response()
-        self.model.log.end(generation, "done")
         return response
 
     async def _send(
@@ -157,7 +156,7 @@ class ScriptedSGLang(ScriptedServer):
                 await self._hold(step.hold, aborted)
             if step.error_after is not None and start >= step.error_after:
                 yield _error(500, step.error)
-                return
+                break
             if step.cut_after is not None and end > step.cut_after:
                 raise Cut
             if aborted.is_set():
@@ -171,7 +170,8 @@ class ScriptedSGLang(ScriptedServer):
                 generation.finish_reason = "abort" if stopped else plan.finish_reason
             yield self._event(plan, start, end, generation)
             if stopped:
-                return
+                break
+        self.model.log.end(generation, "done")  # who reads the log when the stream has ended finds it there
 
     async def _hold(self, name: str, aborted: asyncio.Event) -> None:
         await self.model.log.changed()

@@ -93,7 +93,6 @@ def results(
     """The results of a task so far: one line a session, or its traces into a file."""
     if out is not None:
         require_writable(out.parent)
-    if out is not None:
         size = _with_client(server, lambda client: client.traces(task_id, to, out))
         screen.err.print(f"{size} bytes in {out}")
         return

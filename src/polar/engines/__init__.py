@@ -48,17 +48,8 @@ def make_engine(
         raise UsageError(f"unknown engine {kind!r}: use {', '.join(KINDS)}")
     if mode not in (None, *_MODES):
         raise UsageError(f"unknown mode {mode!r}: use tito or chat")
-    wanted = _MODES[mode] if mode else None
     if kind == "local":
-        if tokenizer:
-            raise UsageError("the embedded engine has the tokenizer of its model: leave out --tokenizer")
-        if mode == "chat":
-            raise UsageError("the embedded engine takes token ids: leave out --mode chat")
-        if url:
-            raise UsageError("the embedded engine has no URL: leave out --engine-url, or name --engine openai")
-        from polar.engines.local import LocalEngine
-
-        return LocalEngine(model or DEFAULT_MODEL, progress=progress)
+        return _embedded(url, model, mode, tokenizer, progress)
     if not url:
         raise UsageError(f"--engine {kind} needs --engine-url, such as http://127.0.0.1:8000")
     if kind == "openai" and (mode == "tito" or tokenizer):
@@ -69,21 +60,33 @@ def make_engine(
         "max_inflight": max_inflight,
         "require_token_ids": require_token_ids,
     }
+    if kind == "openai":
+        from polar.engines.openai import OpenAIEngine
+
+        return pool_of([OpenAIEngine(each, model, **options) for each in urls])
+    options |= {"mode": _MODES[mode] if mode else None, "tokenizer": tokenizer}
     if kind == "vllm":
         from polar.engines.vllm import VLLMEngine
 
-        return pool_of([VLLMEngine(each, model, mode=wanted, tokenizer=tokenizer, **options) for each in urls])
-    if kind == "sglang":
-        from polar.engines.sglang import SGLangEngine
-        from polar.engines.sglang_workers import SGLangWorkers
+        return pool_of([VLLMEngine(each, model, **options) for each in urls])
+    from polar.engines.sglang import SGLangEngine
+    from polar.engines.sglang_workers import SGLangWorkers
 
-        def server(at: str) -> SGLangEngine:
-            return SGLangEngine(at, model, mode=wanted, tokenizer=tokenizer, **options)
+    return SGLangWorkers(urls, lambda at: SGLangEngine(at, model, **options), api_key=options["api_key"])
 
-        return SGLangWorkers(urls, server, api_key=options["api_key"])
-    from polar.engines.openai import OpenAIEngine
 
-    return pool_of([OpenAIEngine(each, model, **options) for each in urls])
+def _embedded(
+    url: str | None, model: str | None, mode: str | None, tokenizer: str | None, progress: Callable[[str], None]
+) -> Engine:
+    if tokenizer:
+        raise UsageError("the embedded engine has the tokenizer of its model: leave out --tokenizer")
+    if mode == "chat":
+        raise UsageError("the embedded engine takes token ids: leave out --mode chat")
+    if url:
+        raise UsageError("the embedded engine has no URL: leave out --engine-url, or name --engine openai")
+    from polar.engines.local import LocalEngine
+
+    return LocalEngine(model or DEFAULT_MODEL, progress=progress)
 
 
 def _checked_url(url: str) -> str:

@@ -222,3 +222,10 @@ class RenderingEngine(TokenEngine, Protocol):
             EngineError: it can't.
         """
         ...
+
+
+async def close_now(chunks: AsyncIterator[object]) -> None:
+    """End a generation now, so that its slot is free now and not when the iterator is collected."""
+    close = getattr(chunks, "aclose", None)
+    if close is not None:
+        await close()

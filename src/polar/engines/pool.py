@@ -32,6 +32,7 @@ from polar.engines.base import (
     RenderingEngine,
     TokenChunk,
     TokenEngine,
+    close_now,
 )
 
 log = logging.getLogger("polar.engines")
@@ -178,7 +179,7 @@ class Pool(Generic[E]):
                 log.warning("%s failed before the first token (%s): the call goes to another", member.name, error)
             finally:
                 member.inflight -= 1
-                await _close(chunks)
+                await close_now(chunks)
 
     # ---- which server ------------------------------------------------------------------------------------
 
@@ -375,10 +376,3 @@ def _common(infos: Sequence[EngineInfo]) -> EngineInfo:
 
 def _mode(info: EngineInfo) -> str:
     return "chat" if info.chat_only else info.mode or "tito"
-
-
-async def _close(chunks: AsyncIterator[object]) -> None:
-    """End a server's generation now, not when its iterator is collected."""
-    close = getattr(chunks, "aclose", None)
-    if close is not None:
-        await close()

@@ -15,65 +15,27 @@ from typing import Any
 
 from polar.contract.arrays import Ids
 from polar.contract.chat import Sampling
-from polar.contract.completion import Mode
-from polar.contract.errors import UsageError
 from polar.engines.base import EngineError, EngineInfo, TokenChunk
-from polar.engines.capabilities import Capabilities
 from polar.engines.http import Answer
-from polar.engines.openai import OpenAIEngine
 from polar.engines.sglang_probing import probe_sglang
 from polar.engines.sglang_reply import ROUTE, GenerateReader
 from polar.engines.sglang_request import request_body
-from polar.engines.sglang_server import Server, ask_server
-from polar.engines.tokenizers import tokenizer_folder
+from polar.engines.sglang_server import ask_server
+from polar.engines.token_server import TokenServer
 
 _ABORT_SECONDS = 5.0
 
 
-class SGLangEngine(OpenAIEngine):
-    """An SGLang server (not a router before some): a token engine where it can be, and always a chat engine.
+class SGLangEngine(TokenServer):
+    """An SGLang server (not a router before some): a token engine where it can be, and always a chat engine. The
+    arguments are those of ``TokenServer``."""
 
-    Args:
-        url, model, api_key, max_inflight, require_token_ids: see ``OpenAIEngine``.
-        mode: ``tito`` makes it an error if token ids can't be had; ``chat`` makes no use of them.
-        tokenizer: a folder, or a name in a local cache, instead of what the server names as its model.
-    """
+    _incremental = False
+    """Its stream tells only what is new, and not all of the reply so far each time."""
 
-    def __init__(
-        self,
-        url: str,
-        model: str | None = None,
-        *,
-        api_key: str | None = None,
-        max_inflight: int | None = None,
-        mode: Mode | None = None,
-        tokenizer: str | None = None,
-        require_token_ids: bool = True,
-    ) -> None:
-        super().__init__(url, model, api_key=api_key, max_inflight=max_inflight, require_token_ids=require_token_ids)
-        self._mode = mode
-        self._tokenizer = tokenizer
-        self._incremental = False
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._aborts: set[asyncio.Task[None]] = set()
-        self.capabilities: Capabilities
-        """What the server can do; known after ``start``."""
-
-    async def start(self) -> None:
-        """Ask the server what it serves and what it can do.
-
-        Raises:
-            UsageError: see ``OpenAIEngine``; it is no SGLang server, or a router; there is no such tokenizer; or
-                ``mode`` is ``tito`` and it can't.
-        """
-        await super().start()
-        try:
-            server = await ask_server(self._upstream, self.info.model)
-            self._incremental = server.incremental
-            self.capabilities = await probe_sglang(self._upstream, self.info)
-            self._info = self._described(self.info, server)
-        except BaseException:
-            await self.close()
-            raise
 
     async def check(self) -> None:
         """See ``Checkable``. SGLang's ``/health`` samples a token, which a paused server does not do: that would
@@ -139,32 +101,15 @@ class SGLangEngine(OpenAIEngine):
                 if not reader.finished:
                     self._abort(rid)
 
-    def _described(self, info: EngineInfo, server: Server) -> EngineInfo:
-        folder = tokenizer_folder(self._tokenizer or server.tokenizer_path or "")
-        if folder is None and self._tokenizer is not None:
-            raise UsageError(f"--tokenizer {self._tokenizer}: no such folder with a tokenizer, nor such a name here")
-        described = replace(
-            info,
-            kind="sglang",
-            model_path=str(folder) if folder else None,
-            version=server.version,
-            logprobs=self.capabilities.logprobs,
-            mode=self._mode,
-            chat_only=self._chat_only(info, server),
-            structured=bool(self.capabilities.structured_outputs),
-        )
-        if self._mode == "tito" and described.chat_only:
-            raise UsageError(f"{info.url} can't be used with --mode tito: {described.chat_only}")
-        return described
-
-    def _chat_only(self, info: EngineInfo, server: Server) -> str | None:
-        if server.adapter:
-            return f"{info.model} is an adapter, and only the model it belongs to is sampled from by token ids"
-        if self.capabilities.token_route is None:
-            return next(f"it has no {lack.what}: {lack.fix}" for lack in self.capabilities.missing)
-        if not info.context_length:
-            return "it does not say how long its context is (max_model_len in /v1/models)"
-        return None
+    async def _asked(self, info: EngineInfo) -> EngineInfo:
+        server = await ask_server(self._upstream, info.model)
+        self._incremental = server.incremental
+        info = replace(info, kind="sglang", version=server.version, model_path=server.tokenizer_path)
+        self.capabilities = await probe_sglang(self._upstream, info)
+        if not server.adapter:
+            return info
+        why = f"{info.model} is an adapter, and only the model it belongs to is sampled from by token ids"
+        return replace(info, chat_only=why)
 
     def _abort(self, rid: str) -> None:
         """Tell the server that a call is not wanted any more. Of a closed connection it takes notice at the next

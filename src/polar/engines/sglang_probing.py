@@ -9,34 +9,21 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from typing import Any
 
 import msgspec
 
 from polar.contract.arrays import ids
-from polar.contract.chat import Chat, Message, Sampling
+from polar.contract.chat import Sampling
 from polar.contract.completion import LogprobKind
-from polar.contract.errors import UsageError
 from polar.engines.base import EngineError, EngineInfo, TokenChunk
 from polar.engines.capabilities import Capabilities, Shortcoming
-from polar.engines.http import NoAnswer, Upstream
-from polar.engines.openai_reply import ReplyReader
-from polar.engines.openai_request import request_body as chat_body
+from polar.engines.http import Upstream
 from polar.engines.openai_sse import EventReader
+from polar.engines.questions import HOT, PROMPT, SAME, TOKENS, Questions
 from polar.engines.sampled import number
 from polar.engines.sglang_reply import ROUTE, GenerateReader
 from polar.engines.sglang_request import request_body
 from polar.engines.sglang_server import ask_server
-
-_SECONDS = 120.0
-"""A server's first call may take long, and a paused one does not answer at all."""
-_PROMPT = (1, 2, 3)
-_TOKENS = 4
-_HOT = 2.0
-"""A temperature at which logprobs differ by far more than by arithmetic, before and after it is applied."""
-_SAME = 0.2
-"""Nats. Sampling and scoring the same token differ by up to 0.05 in bfloat16."""
-_CHAT = "/v1/chat/completions"
 
 
 async def probe_sglang(upstream: Upstream, info: EngineInfo) -> Capabilities:
@@ -68,26 +55,22 @@ async def probe_sglang(upstream: Upstream, info: EngineInfo) -> Capabilities:
     return msgspec.structs.replace(found, missing=tuple(_shortcomings(found)))
 
 
-class _Probe:
-    """The questions. The names of its calls end in ``polar-probe``, so that a log tells them from the work."""
-
-    def __init__(self, upstream: Upstream, info: EngineInfo) -> None:
-        self._upstream = upstream
-        self._info = info
+class _Probe(Questions):
+    """The questions. The names of its calls end in ``polar-probe``, too, where they are not in a header."""
 
     async def tokens(self) -> TokenChunk | None:
         """The reply to a few ids in one event, if it works in every part."""
         body = request_body(
-            ids(_PROMPT),
-            Sampling(temperature=_HOT),
+            ids(PROMPT),
+            Sampling(temperature=HOT),
             rid=f"{uuid.uuid4().hex}-polar-probe",
             stop_ids=frozenset(),
-            max_new_tokens=_TOKENS,
+            max_new_tokens=TOKENS,
             incremental=True,
         )
-        body["sampling_params"] |= {"ignore_eos": True, "stream_interval": _TOKENS}
+        body["sampling_params"] |= {"ignore_eos": True, "stream_interval": TOKENS}
         status, reply = await self._ask(ROUTE, body)
-        reader, events, chunks = GenerateReader(self._upstream.url + ROUTE, len(_PROMPT)), EventReader(), []
+        reader, events, chunks = GenerateReader(self._upstream.url + ROUTE, len(PROMPT)), EventReader(), []
         try:
             for payload in [*events.feed(reply), *events.end()]:
                 if payload != b"[DONE]" and (chunk := reader.feed(payload)) is not None:
@@ -101,66 +84,37 @@ class _Probe:
         logprobs = [value for chunk in chunks for value in chunk.logprobs]
         return TokenChunk(sampled, logprobs, weight_spans=chunks[-1].weight_spans)
 
-    async def chat_ids(self) -> bool:
-        """A chat is answered with the ids of prompt and reply."""
-        asked = Chat("", (Message("user", "Hi"),), sampling=Sampling(max_tokens=1))
-        body = chat_body(asked, kind="sglang", model=self._info.model, context_length=0, stream=False)
-        status, reply = await self._ask(_CHAT, body)
-        try:
-            reader = ReplyReader(self._upstream.url + _CHAT, require_token_ids=True)
-            reader.feed(reply)
-            reader.finish()
-        except EngineError:
-            return False
-        return status == 200
-
     async def logprobs(self, sampled: TokenChunk | None) -> LogprobKind:
         """What logprobs are of: those of a hot sample against those of scoring its tokens, which are the model's
         own."""
         if sampled is None or not all(map(math.isfinite, sampled.logprobs)):
             return "unknown"
         body = {
-            "input_ids": [*_PROMPT, *sampled.ids],
+            "input_ids": [*PROMPT, *sampled.ids],
             "sampling_params": {"max_new_tokens": 1},
             "return_logprob": True,
             "logprob_start_len": 0,
         }
         try:
-            pairs = (await self._json(ROUTE, body))["meta_info"]["input_token_logprobs"][len(_PROMPT) :]
+            pairs = (await self._json(ROUTE, body))["meta_info"]["input_token_logprobs"][len(PROMPT) :]
             raw = [number(logprob) for logprob, *_ in pairs]
             off = max(abs(a - b) for a, b in zip(raw, sampled.logprobs, strict=True))
         except (KeyError, TypeError, ValueError):
             return "unknown"
         if not math.isfinite(off):
             return "unknown"
-        return "raw" if off < _SAME else "temperature"
+        return "raw" if off < SAME else "temperature"
 
     async def structured(self) -> bool:
         """A choice between two words that no model makes by itself."""
         settings = {"max_new_tokens": 8, "temperature": 0.0, "regex": "(polar|probe)"}
-        told = await self._json(ROUTE, {"input_ids": list(_PROMPT), "sampling_params": settings})
+        told = await self._json(ROUTE, {"input_ids": list(PROMPT), "sampling_params": settings})
         return str(told.get("text", "")).strip() in ("polar", "probe")
 
     async def updates(self) -> bool:
         """Its routes of administration take our key: one that aborts a call which is not there."""
         status, _ = await self._ask("/abort_request", {"rid": f"{uuid.uuid4().hex}-polar-probe"})
         return status == 200
-
-    async def _json(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        status, reply = await self._ask(path, body)
-        try:
-            told = msgspec.json.decode(reply) if status == 200 else None
-        except msgspec.DecodeError:
-            told = None
-        return told if isinstance(told, dict) else {}
-
-    async def _ask(self, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
-        try:
-            return await self._upstream.ask(path, body, seconds=_SECONDS)
-        except NoAnswer as error:
-            raise UsageError(f"{error}, a call of a few tokens: is the engine paused?") from None
-        except EngineError:
-            return 0, b""
 
 
 def _shortcomings(found: Capabilities) -> list[Shortcoming]:

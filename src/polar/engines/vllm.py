@@ -7,60 +7,21 @@ both, one or none; this engine asks it once at the start and takes the best, and
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from polar.contract.arrays import Ids
 from polar.contract.chat import Chat, FinishReason, Message, Sampling
-from polar.contract.completion import Mode
-from polar.contract.errors import UsageError
 from polar.engines.base import EngineInfo, TokenChunk
-from polar.engines.capabilities import Capabilities
-from polar.engines.openai import OpenAIEngine
-from polar.engines.tokenizers import tokenizer_folder
+from polar.engines.token_server import TokenServer
 from polar.engines.vllm_probing import probe_vllm
 from polar.engines.vllm_render import read_reply, render_prompt
 from polar.engines.vllm_wire import BODIES, TokensReader
 
 
-class VLLMEngine(OpenAIEngine):
-    """A vLLM server: a token engine and a rendering engine where it can be, and always a chat engine.
-
-    Args:
-        url, model, api_key, max_inflight, require_token_ids: see ``OpenAIEngine``.
-        mode: ``tito`` makes it an error if token ids can't be had; ``chat`` makes no use of them.
-        tokenizer: a folder, or a name in a local cache, instead of what the server names as its model.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        model: str | None = None,
-        *,
-        api_key: str | None = None,
-        max_inflight: int | None = None,
-        mode: Mode | None = None,
-        tokenizer: str | None = None,
-        require_token_ids: bool = True,
-    ) -> None:
-        super().__init__(url, model, api_key=api_key, max_inflight=max_inflight, require_token_ids=require_token_ids)
-        self._mode = mode
-        self._tokenizer = tokenizer
-        self.capabilities: Capabilities
-        """What the server can do; known after ``start``."""
-
-    async def start(self) -> None:
-        """Ask the server what it serves and what it can do.
-
-        Raises:
-            UsageError: see ``OpenAIEngine``; or there is no such tokenizer, or ``mode`` is ``tito`` and it can't.
-        """
-        await super().start()
-        try:
-            self.capabilities = await probe_vllm(self._upstream, self.info)
-            self._info = self._described(self.info)
-        except BaseException:
-            await self.close()
-            raise
+class VLLMEngine(TokenServer):
+    """A vLLM server: a token engine and a rendering engine where it can be, and always a chat engine. The arguments
+    are those of ``TokenServer``."""
 
     async def generate(
         self,
@@ -121,31 +82,6 @@ class VLLMEngine(OpenAIEngine):
         """See ``RenderingEngine``."""
         return await read_reply(self._upstream, chat, self.info.model, prompt_ids, ids, finish_reason)
 
-    def _described(self, info: EngineInfo) -> EngineInfo:
-        found = self.capabilities
-        folder = tokenizer_folder(self._tokenizer or info.model_path or "")
-        if folder is None and self._tokenizer is not None:
-            raise UsageError(f"--tokenizer {self._tokenizer}: no such folder with a tokenizer, nor such a name here")
-        described = EngineInfo(
-            kind="vllm",
-            model=info.model,
-            context_length=info.context_length,
-            model_path=str(folder) if folder else None,
-            version=info.version,
-            url=info.url,
-            logprobs=found.logprobs,
-            mode=self._mode,
-            chat_only=self._chat_only(info),
-            renders=found.renders,
-            structured=bool(found.structured_outputs),
-        )
-        if self._mode == "tito" and described.chat_only:
-            raise UsageError(f"{info.url} can't be used with --mode tito: {described.chat_only}")
-        return described
-
-    def _chat_only(self, info: EngineInfo) -> str | None:
-        if self.capabilities.token_route is None:
-            return next(f"it has no {lack.what}: {lack.fix}" for lack in self.capabilities.missing)
-        if not info.context_length:
-            return "it does not say how long its context is (max_model_len in /v1/models)"
-        return None
+    async def _asked(self, info: EngineInfo) -> EngineInfo:
+        self.capabilities = await probe_vllm(self._upstream, info)
+        return replace(info, kind="vllm")

@@ -7,31 +7,20 @@ is listed and refuses, or a router that strips ids, shows here. A question that 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 
 from polar.contract.arrays import ids
-from polar.contract.chat import Chat, Message, Sampling
+from polar.contract.chat import Sampling
 from polar.contract.completion import LogprobKind
-from polar.contract.errors import UsageError
 from polar.engines.base import EngineError, EngineInfo, TokenChunk
 from polar.engines.capabilities import Capabilities, Shortcoming
-from polar.engines.http import NoAnswer, Upstream
-from polar.engines.openai_reply import ReplyReader
-from polar.engines.openai_request import request_body
+from polar.engines.http import Upstream
 from polar.engines.openai_sse import EventReader
+from polar.engines.questions import CHAT, HOT, PROMPT, SAME, TOKENS, Questions
 from polar.engines.sampled import number
 from polar.engines.vllm_wire import BODIES, COMPLETIONS, GENERATE, TokensReader
 
-_SECONDS = 120.0
-"""A server's first call may take long, and a paused one does not answer at all."""
-_PROMPT = (1, 2, 3)
-_TOKENS = 4
-_HOT = 2.0
-"""A temperature at which logprobs differ by far more than by arithmetic, before and after it is applied."""
-_SAME = 0.2
-"""Nats. Sampling and scoring the same token differ by up to 0.05 in bfloat16."""
 _SENTINEL = 9999.0
 _PIXEL = "data:image/png;base64," + (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -68,21 +57,17 @@ async def probe_vllm(upstream: Upstream, info: EngineInfo) -> Capabilities:
     return msgspec.structs.replace(found, missing=tuple(_shortcomings(found)))
 
 
-class _Probe:
-    """The questions. The request ids begin with ``polar-probe``, so that a log tells them from the work."""
-
-    def __init__(self, upstream: Upstream, info: EngineInfo) -> None:
-        self._upstream = upstream
-        self._info = info
+class _Probe(Questions):
+    """The questions."""
 
     async def tokens(self, route: str) -> TokenChunk | None:
         """The whole reply to a few ids by a token route, if that works in every part."""
         body = BODIES[route](
-            ids(_PROMPT),
-            Sampling(temperature=_HOT, max_tokens=_TOKENS, seed=1),
+            ids(PROMPT),
+            Sampling(temperature=HOT, max_tokens=TOKENS, seed=1),
             stop_ids=frozenset(),
             model=self._info.model,
-            room=_TOKENS,
+            room=TOKENS,
         )
         status, reply = await self._ask(route, body)
         if status != 200:
@@ -97,55 +82,40 @@ class _Probe:
             return None
         return chunk if len(chunk.ids) == len(chunk.logprobs) else None
 
-    async def chat_ids(self) -> bool:
-        """A chat is answered with the ids of prompt and reply."""
-        path = "/v1/chat/completions"
-        asked = Chat("", (Message("user", "Hi"),), sampling=Sampling(max_tokens=1))
-        info = self._info
-        body = request_body(asked, kind=info.kind, model=info.model, context_length=0, stream=False)
-        status, reply = await self._ask(path, body)
-        try:
-            reader = ReplyReader(self._upstream.url + path, require_token_ids=True)
-            reader.feed(reply)
-            reader.finish()
-        except EngineError:
-            return False
-        return status == 200
-
     async def logprobs(self, sampled: TokenChunk | None) -> LogprobKind:
         """What logprobs are of: those of a hot sample against those of scoring its tokens, which are the model's
         own whatever the server was told."""
         if sampled is None:
             return "unknown"
-        prompt = [*_PROMPT, *sampled.ids]
+        prompt = [*PROMPT, *sampled.ids]
         body = {"model": self._info.model, "prompt": prompt, "max_tokens": 1, "prompt_logprobs": 0}
-        told = _json(*await self._ask(COMPLETIONS, body))
+        told = await self._json(COMPLETIONS, body)
         try:
-            scores = told["choices"][0]["prompt_logprobs"][len(_PROMPT) :]
+            scores = told["choices"][0]["prompt_logprobs"][len(PROMPT) :]
             raw = [number(score[str(token)]["logprob"]) for score, token in zip(scores, sampled.ids, strict=True)]
         except (KeyError, IndexError, TypeError, ValueError):
             return "unknown"
         if not all(-_SENTINEL < value <= 1e-3 for value in (*raw, *sampled.logprobs)):  # NaN, too, or logits
             return "unknown"
         off = max(abs(a - b) for a, b in zip(raw, sampled.logprobs, strict=True))
-        return "raw" if off < _SAME else "processed"
+        return "raw" if off < SAME else "processed"
 
     async def renders(self) -> bool:
         """A chat becomes ids, and ids a message."""
         chat = {"model": self._info.model, "messages": [{"role": "user", "content": "Hi"}]}
-        prompt = _json(*await self._ask("/v1/chat/completions/render", chat)).get("token_ids")
+        prompt = (await self._json("/v1/chat/completions/render", chat)).get("token_ids")
         if not prompt:
             return False
         choice = {"index": 0, "finish_reason": "stop", "token_ids": prompt[:1], "logprobs": None}
         reply = {"request_id": "polar-probe", "choices": [choice]}
         body = {"model": chat["model"], "generate_response": reply, "prompt_token_ids": prompt, "chat_request": chat}
-        return bool(_json(*await self._ask("/v1/chat/completions/derender", body)).get("choices"))
+        return bool((await self._json("/v1/chat/completions/derender", body)).get("choices"))
 
     async def structured(self) -> bool | None:
         """A choice between two words that no model makes by itself."""
         words = ["polar", "probe"]
-        body = {"model": self._info.model, "prompt": list(_PROMPT), "max_tokens": 8, "temperature": 0.0}
-        told = _json(*await self._ask(COMPLETIONS, {**body, "structured_outputs": {"choice": words}}))
+        body = {"model": self._info.model, "prompt": list(PROMPT), "max_tokens": 8, "temperature": 0.0}
+        told = await self._json(COMPLETIONS, {**body, "structured_outputs": {"choice": words}})
         if not told.get("choices"):
             return None
         return str(told["choices"][0].get("text", "")).strip() in words
@@ -153,7 +123,7 @@ class _Probe:
     async def images(self) -> bool:
         content = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": _PIXEL}}]
         body = {"model": self._info.model, "max_tokens": 1, "messages": [{"role": "user", "content": content}]}
-        return (await self._ask("/v1/chat/completions", body))[0] == 200
+        return (await self._ask(CHAT, body))[0] == 200
 
     async def prefix_caching(self) -> bool | None:
         _, metrics = await self._ask("/metrics")
@@ -162,22 +132,6 @@ class _Probe:
 
     async def updates(self) -> bool:
         return (await self._ask("/is_paused"))[0] == 200
-
-    async def _ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
-        try:
-            return await self._upstream.ask(path, body, seconds=_SECONDS, headers={"X-Request-Id": "polar-probe"})
-        except NoAnswer as error:
-            raise UsageError(f"{error}, a call of a few tokens: is the engine paused?") from None
-        except EngineError:
-            return 0, b""
-
-
-def _json(status: int, body: bytes) -> dict[str, Any]:
-    try:
-        told = msgspec.json.decode(body) if status == 200 else None
-    except msgspec.DecodeError:
-        told = None
-    return told if isinstance(told, dict) else {}
 
 
 def _shortcomings(found: Capabilities) -> list[Shortcoming]:

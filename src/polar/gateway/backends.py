@@ -19,9 +19,9 @@ from polar.contract.arrays import NO_IDS, Ids
 from polar.contract.chat import Chat, Delta, FinishReason, Image, Message, Usage
 from polar.contract.completion import Mode, WeightSpan
 from polar.dialects.base import CallError
-from polar.engines.base import ChatEngine, CountingEngine, Engine, EngineError, EngineInfo, TokenEngine
+from polar.engines.base import ChatEngine, CountingEngine, Engine, EngineError, EngineInfo, TokenEngine, close_now
 from polar.gateway.constraints import heed
-from polar.gateway.continuing import Continuing, close_now
+from polar.gateway.continuing import Continuing
 from polar.gateway.inference import Admission
 from polar.gateway.plain_prompts import PlainPrompt
 from polar.rendering.base import Declined, Prompt, Renderer, RenderError, Turn

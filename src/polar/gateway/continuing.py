@@ -16,7 +16,7 @@ import numpy as np
 from polar.contract.arrays import Ids, ids
 from polar.contract.chat import FinishReason, Sampling, Usage
 from polar.contract.completion import WeightSpan
-from polar.engines.base import EngineError, TokenChunk, TokenEngine
+from polar.engines.base import EngineError, TokenChunk, TokenEngine, close_now
 from polar.gateway.inference import Admission
 
 log = logging.getLogger("polar.gateway")
@@ -158,10 +158,3 @@ class Continuing:
             return "length"
         halved = self._response_format is not None and bool(self._ids)
         return "abort" if halved or stalled >= STALLED else None
-
-
-async def close_now(iterator: AsyncIterator[object]) -> None:
-    """Close a generator now, so that the engine's slot is free now and not when it is collected."""
-    close = getattr(iterator, "aclose", None)
-    if close is not None:
-        await close()

@@ -17,7 +17,17 @@ from typing import Any
 
 from polar.contract.errors import PolarError, UsageError
 from polar.contract.result import SessionResult
-from polar.contract.rollout import Claim, Delivery, Heartbeat, HeartbeatReply, Held, Lease, NodeSpec, Release
+from polar.contract.rollout import (
+    HEARTBEAT_SECONDS,
+    Claim,
+    Delivery,
+    Heartbeat,
+    HeartbeatReply,
+    Held,
+    Lease,
+    NodeSpec,
+    Release,
+)
 from polar.contract.task import TaskRequest
 from polar.gateway import disk
 from polar.gateway.coordinator import Coordinator, Unreachable, Unwelcome
@@ -29,7 +39,6 @@ from polar.store.journal import Journal
 
 log = logging.getLogger("polar.node")
 
-HEARTBEAT_SECONDS = 2.0
 CLAIM_WAIT = 20.0
 """How long one question for sessions stays open at the server."""
 SHIP_EVERY = 1.0

@@ -24,6 +24,7 @@ from typing import Any
 
 from polar.contract.runtime import RuntimeFailure
 from polar.contract.task import RuntimeSpec
+from polar.runtimes import supervisor
 
 SCRIPT = Path(__file__).with_name("supervisor.py")
 START_SECONDS = 30.0
@@ -205,9 +206,19 @@ class Supervised:
 
     async def kill(self) -> None:
         """End the sandbox and every process in it. When this returns, they are gone."""
-        if not self._walled:  # without walls its processes don't die with it
+        if not self._walled:  # so that it collects them, too
             await self._ended_when_told()
         await self._destroy()
+
+    def _end_from_outside(self) -> None:
+        """End every process below it. It can't do so itself, but as long as it lives orphans come back to it; what a
+        fork made in between is met in the next round."""
+        known: set[int] = set()
+        while new := set(supervisor.below(self._process.pid)) - known:
+            known |= new
+            for pid in new:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
 
     async def _ended_when_told(self) -> bool:
         with contextlib.suppress(TimeoutError, RuntimeFailure), self._send(b"k", [], []) as answer:
@@ -228,6 +239,8 @@ class Supervised:
 
     async def _destroy(self) -> None:
         process = self._process
+        if not self._walled and process.poll() is None:  # without walls its processes don't die with it
+            self._end_from_outside()
         if self._first is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)

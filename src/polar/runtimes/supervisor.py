@@ -224,21 +224,9 @@ class Supervisor:
 
     def others(self) -> list[int]:
         """Every process that is here because of us."""
-        me = os.getpid()
         if self.alone:
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-        if os.path.exists(CHILDREN.format(me, me)):
-            return below(me)
-        parents = {int(name): parent_of(name) for name in os.listdir("/proc") if name.isdigit()}
-        found = []
-        for pid in parents:
-            above, seen = pid, set()
-            while above in parents and above not in seen and above != me:
-                seen.add(above)
-                above = parents[above]
-            if above == me and pid != me:
-                found.append(pid)
-        return found
+        return below(os.getpid())
 
     def over_limit(self) -> str | None:
         """Which limit is broken, in words for the user."""
@@ -257,7 +245,10 @@ class Supervisor:
 
 
 def below(pid: int) -> list[int]:
-    """The descendants of a process, as the kernel lists them: a machine may run thousands of others."""
+    """The descendants of a process: as the kernel lists them, since a machine may run thousands of others; where it
+    lists none, by looking at everybody's parent."""
+    if not os.path.exists(CHILDREN.format(pid, pid)):
+        return below_by_parents(pid)
     found = [pid]
     for each in found:
         with ignoring(OSError):  # it has ended
@@ -265,6 +256,19 @@ def below(pid: int) -> list[int]:
                 with ignoring(OSError), open(CHILDREN.format(each, thread), "rb") as file:
                     found += map(int, file.read().split())
     return found[1:]
+
+
+def below_by_parents(top: int) -> list[int]:
+    parents = {int(name): parent_of(name) for name in os.listdir("/proc") if name.isdigit()}
+    found = []
+    for pid in parents:
+        above, seen = pid, set()
+        while above in parents and above not in seen and above != top:
+            seen.add(above)
+            above = parents[above]
+        if above == top and pid != top:
+            found.append(pid)
+    return found
 
 
 def parent_of(pid: str) -> int:

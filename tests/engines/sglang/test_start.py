@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from polar.contract.errors import UsageError
-from polar.engines import make_engine, sglang_probing
+from polar.engines import make_engine, questions
 from polar.engines.base import ChatEngine, Checkable, EngineError, TokenEngine
 from polar.engines.pool import Pool
 from polar.engines.probing import probe
@@ -98,7 +98,7 @@ async def test_a_tokenizer_that_is_not_there_is_refused_at_the_start(start: Star
 async def test_a_paused_server_is_not_taken_for_one_that_only_chats(
     start: Start, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sglang_probing, "_SECONDS", 0.2)
+    monkeypatch.setattr(questions, "_SECONDS", 0.2)
 
     async def paused(_request: web.Request) -> web.Response:
         await asyncio.sleep(3600)

@@ -4,6 +4,7 @@ so that the load takes little of the machine from what is measured."""
 from __future__ import annotations
 
 import asyncio
+import socket
 import statistics
 import time
 from collections.abc import Sequence
@@ -92,6 +93,14 @@ async def drive(port: int, clients: Sequence[Client], *, in_flight: int, calls: 
 
     await asyncio.gather(*(lane() for _ in range(in_flight)))
     return seconds
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody has just now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
 
 
 def p50_ms(seconds: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from subprocess import STDOUT
 from typing import Any
@@ -21,9 +21,9 @@ from typing import Any
 import psutil
 import uvloop
 import yaml
-from tests.faults.fleet import free_port
 
 from benchmarks.calls import child
+from benchmarks.load import free_port
 from polar.client import RolloutClient
 from polar.config import parse_task
 from polar.contract.task import TaskRequest
@@ -115,17 +115,28 @@ async def _run(client: RolloutClient, task: TaskRequest) -> None:
 
 
 async def _rate(what: str, server: psutil.Process, client: RolloutClient, sessions: int) -> None:
-    before, begin = server.cpu_times(), time.monotonic()
+    before, begin = _spent(server), time.monotonic()
     await _run(client, _task("rate", "true", sessions))
-    seconds, after = time.monotonic() - begin, server.cpu_times()
-    spent = {name: (getattr(after, name) - getattr(before, name)) * 1000 / sessions for name in after._fields[:4]}
+    seconds, after = time.monotonic() - begin, _spent(server)
+    spent = [(late - early) * 1000 / sessions for early, late in zip(before, after, strict=True)]
     print(
         f"{what}: {sessions} sessions, {sessions / seconds:.1f}/s; CPU per session: "
-        f"server {spent['user']:.1f} + {spent['system']:.1f} ms (user + system), "
-        f"its processes {spent['children_user']:.1f} + {spent['children_system']:.1f} ms, "
-        f"{sum(spent.values()):.1f} ms in all; {_load()}",
+        f"server {spent[0]:.1f} + {spent[1]:.1f} ms (user + system), "
+        f"its processes {spent[2]:.1f} + {spent[3]:.1f} ms, {sum(spent):.1f} ms in all; {_load()}",
         flush=True,
     )
+
+
+def _spent(server: psutil.Process) -> tuple[float, float, float, float]:
+    """CPU seconds so far: the server's, user and system, and those of all that it started, ended or not."""
+    own = server.cpu_times()
+    user, system = own.children_user, own.children_system
+    for process in server.children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            times = process.cpu_times()
+            user += times.user + times.children_user
+            system += times.system + times.children_system
+    return own.user, own.system, user, system
 
 
 async def _memory(what: str, server: psutil.Process, client: RolloutClient, sessions: int) -> None:

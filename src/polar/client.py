@@ -72,7 +72,8 @@ class RolloutClient:
         Raises:
             ServiceError: 409, the id exists with another body; 422, it can't be run there.
         """
-        return str((await self._ask("POST", "/rollout/task/submit", dict[str, Any], body=to_json(task)))["task_id"])
+        body = to_json(_said(task))
+        return str((await self._ask("POST", "/rollout/task/submit", dict[str, Any], body=body))["task_id"])
 
     async def status(self, task_id: str, *, results: str = "summary", wait: float = 0.0) -> WireTaskStatus:
         """How a task stands; with ``wait``, not before it has ended or that many seconds have passed."""
@@ -86,7 +87,8 @@ class RolloutClient:
         return await self.status(task_id, results="full")
 
     async def cancel(self, task_id: str) -> WireTaskStatus:
-        """End a task now; traces of what it had captured are kept."""
+        """End a task now; traces of what it had captured are kept. It is ``running`` as long as a node has not ended
+        what it held: ``wait`` for it to have all results."""
         return await self._ask("DELETE", f"/rollout/task/{quote(task_id)}", WireTaskStatus)
 
     async def results(self, consumer: str, *, follow: bool = True) -> AsyncIterator[WireResult]:
@@ -212,6 +214,19 @@ class _Entry(msgspec.Struct):
 
 class _Page(msgspec.Struct):
     results: list[_Entry]
+
+
+def _said(value: Any) -> Any:
+    """A task without the fields that have their default: a server older than one of them would refuse it."""
+    if not isinstance(value, msgspec.Struct):
+        return value
+    said = {}
+    for field in msgspec.structs.fields(value):
+        one = getattr(value, field.name)
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        if one != default:
+            said[field.encode_name] = _said(one)
+    return said
 
 
 def _decoded(url: str, answer: bytes, kind: type[T]) -> T:

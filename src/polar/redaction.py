@@ -1,27 +1,33 @@
-"""Text taken out of captured calls before they are stored: secrets, names, whatever an operator may not keep.
+"""Text taken out of what is stored of a session, before it is: secrets, names, whatever an operator may not keep.
 
 Token ids say the same as the text. So a call from which text was taken out is stored without its ids and logprobs,
 as ``redacted``, and is not trained; and so is every call whose context goes back to it, since its ids contain those
 of that call. With ``keep_ids`` the ids stay and the calls are trained: then only the text is gone, and whoever has
 the tokenizer can read it from the ids. The harness always gets its whole answer: only what is kept is changed.
 
-Images are not looked into.
+Images are not looked into, nor are ids and names (of models, tools, calls).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from polar.contract.arrays import NO_FLOATS, NO_IDS
-from polar.contract.chat import Message, Text, ToolCall
+from polar.contract.chat import Message, Text, Tool, ToolCall
 from polar.contract.completion import Completion
 from polar.contract.errors import PolarError, UsageError
 from polar.contract.loading import load_named
 
 Hook = Callable[[str], str]
 """A piece of text, and what may be kept of it. The same text always gives the same."""
+
+PIECE = 4 * 1024 * 1024
+"""Characters of a file that are looked at together: up to the end of a line, unless that one is as long again."""
 
 
 class RedactionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,9 +50,55 @@ class Redaction:
 
     def session(self) -> SessionRedaction:
         """For the calls of one session attempt, in the order in which they are stored."""
-        return SessionRedaction(self._redacted, self._keep_ids)
+        return SessionRedaction(self, self._keep_ids)
 
-    def _redacted(self, text: str) -> str:
+    def error(self, text: str) -> str:
+        """An error as it may be kept: where a hook fails, that is all that is kept of it."""
+        try:
+            return self.text(text)
+        except PolarError as failed:
+            return str(failed)
+
+    def file(self, path: Path) -> None:
+        """A text file as it may be kept, in its own place; none where a hook fails.
+
+        Raises:
+            PolarError: a hook failed.
+            OSError: it can't be read or written.
+        """
+        kept = path.with_name(path.name + ".kept")
+        options: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", "newline": ""}
+        try:
+            with path.open(**options) as file, kept.open("w", **options) as out:
+                while piece := file.read(PIECE):
+                    out.write(self.text(piece + file.readline(PIECE)))
+            os.replace(kept, path)
+        except PolarError:
+            path.unlink()
+            raise
+        finally:
+            kept.unlink(missing_ok=True)
+
+    def value(self, value: Any) -> Any:
+        """A JSON value with every text in it as it may be kept.
+
+        Raises:
+            PolarError: a hook failed.
+        """
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.value(name): self.value(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(each) for each in value]
+        return value
+
+    def text(self, text: str) -> str:
+        """A piece of text as it may be kept.
+
+        Raises:
+            PolarError: a hook failed.
+        """
         for name, hook in self._hooks:
             try:
                 text = hook(text)
@@ -61,8 +113,9 @@ class Redaction:
 class SessionRedaction:
     """Knows which calls of a session were stored without their ids."""
 
-    def __init__(self, redact: Hook, keep_ids: bool) -> None:
-        self._redact = redact
+    def __init__(self, redaction: Redaction, keep_ids: bool) -> None:
+        self._redaction = redaction
+        self._redact = redaction.text
         self._keep_ids = keep_ids
         self._without_ids: set[str] = set()
 
@@ -74,9 +127,19 @@ class SessionRedaction:
         """
         messages = tuple(self._message(message) for message in completion.messages)
         reply = self._message(completion.reply)
-        changed = (messages, reply) != (completion.messages, completion.reply)
-        if changed:
-            completion = msgspec.structs.replace(completion, messages=messages, reply=reply)
+        tools = tuple(self._tool(tool) for tool in completion.tools)
+        changed = (messages, reply, tools) != (completion.messages, completion.reply, completion.tools)
+        completion = msgspec.structs.replace(
+            completion,
+            messages=messages,
+            reply=reply,
+            tools=tools,
+            sampling=msgspec.structs.replace(
+                completion.sampling, stop=tuple(self._redact(stop) for stop in completion.sampling.stop)
+            ),
+            stop_sequence=None if completion.stop_sequence is None else self._redact(completion.stop_sequence),
+            detail=None if completion.detail is None else self._redact(completion.detail),
+        )
         if self._keep_ids or not (changed or (completion.shared and completion.base_id in self._without_ids)):
             return completion
         self._without_ids.add(completion.completion_id)
@@ -89,6 +152,14 @@ class SessionRedaction:
             response_ids=NO_IDS,
             logprobs=NO_FLOATS,
             weight_spans=(),
+        )
+
+    def _tool(self, tool: Tool) -> Tool:
+        """Its description, and every description in its parameters."""
+        return msgspec.structs.replace(
+            tool,
+            description=None if tool.description is None else self._redact(tool.description),
+            parameters=None if tool.parameters is None else self._redaction.value(tool.parameters),
         )
 
     def _message(self, message: Message) -> Message:

@@ -87,6 +87,8 @@ async def rebuild(
         result.status, result.error = "ERROR", result.error or f"builder {spec.strategy}: {error}"
         stored.status, stored.error = result.status, result.error
     trajectory.status, trajectory.error = stored.status, stored.error
+    if "agent_result" in stored.metadata:
+        trajectory.metadata["agent_result"] = stored.metadata["agent_result"]
     evaluation = dict(stored.metadata.get("evaluation") or {})
     by_trace = evaluation.get("trace_rewards")
     if by_trace is not None and len(by_trace) != len(trajectory.traces):

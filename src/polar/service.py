@@ -10,11 +10,14 @@ import logging
 import secrets
 import signal
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import polar
+from polar.background import forever
 from polar.client import token_file
 from polar.contract.errors import PolarError, UsageError
 from polar.contract.rollout import NodeSpec, OpenedSession, OpenSession
@@ -25,6 +28,7 @@ from polar.engines.pool import pool_of
 from polar.gateway.app import Limits
 from polar.gateway.captures import Captures
 from polar.gateway.coordinator import Coordinator, HttpCoordinator, LocalCoordinator
+from polar.gateway.folders import forget_folders
 from polar.gateway.lifecycle import Stages
 from polar.gateway.metrics import NodeCollector
 from polar.gateway.node import Node
@@ -39,9 +43,10 @@ from polar.results import DATABASE
 from polar.rollout.app import App, one_port
 from polar.rollout.auth import CALLBACK_ENV, NODE_ENV, Credentials, kept_secret, load_credentials
 from polar.rollout.hosting import LocalInference
+from polar.rollout.http import Refused
 from polar.rollout.metrics import Metrics
 from polar.rollout.node_app import node_app
-from polar.rollout.server import RolloutServer
+from polar.rollout.server import PURGE_EVERY, RolloutServer
 from polar.rollout.tracing import session_traces
 from polar.runtimes import remove_leftovers
 from polar.settings import ServeConfig, check_allowed, is_loopback
@@ -50,6 +55,8 @@ from polar.store import Journal, Ledger, SQLiteJournal, Store, open_store
 log = logging.getLogger("polar.serve")
 
 JOURNAL = "journal.db"
+JOURNAL_DAYS = 1.0
+"""For how long a node keeps what it has handed over, where ``retention`` says nothing."""
 Say = Callable[[str], None]
 
 
@@ -75,6 +82,7 @@ class Service:
         self.url = ""
         self.metrics = Metrics()
         self.worker: Worker | None = None
+        self._bare: Captures | None = None
         self._environ = environ
         self._say = say
         self._folder = Path(config.out)
@@ -112,6 +120,9 @@ class Service:
             await self._work
         if self.worker is not None:
             await self.worker.drain(self.config.limits.drain_seconds)
+            if self._bare is not None:
+                await self._bare.close_all()
+            await self.worker.hand_over()
 
     async def close(self) -> None:
         """Stop everything, in the reverse order of its start."""
@@ -128,7 +139,7 @@ class Service:
         captures = await self._captures(node)
         server = await self._server(
             ledger,
-            capture=HostedCaptures(captures, lambda: self.url),
+            capture=HostedCaptures(captures, lambda: self.url, self._drains),
             inference=LocalInference(node.gateway.inference),
         )
         await self._listen(one_port(server.app, node.gateway))
@@ -150,7 +161,7 @@ class Service:
         node = await self._node(journal)
         captures = await self._captures(node)
         own = node_app(
-            HostedCaptures(captures, lambda: self.url),
+            HostedCaptures(captures, lambda: self.url, self._drains),
             LocalInference(node.gateway.inference),
             self.metrics,
             token,
@@ -159,6 +170,10 @@ class Service:
         coordinator = HttpCoordinator(self.config.server, self.config.name, token)
         self._stack.push_async_callback(coordinator.close)
         self._begin(node, coordinator, journal=journal)
+        tidying = asyncio.create_task(
+            forever(lambda: self._tidy(journal, captures), "the journal can't be tidied", every=PURGE_EVERY)
+        )
+        self._stack.callback(tidying.cancel)
 
     # ---- parts -------------------------------------------------------------------------------------------
 
@@ -198,9 +213,26 @@ class Service:
         captures = Captures(node, idle_seconds=self.config.limits.idle_session_seconds)
         await captures.end_those_cut_off()
         self._stack.push_async_callback(captures.close_all)
+        self._bare = captures
         watching = asyncio.create_task(captures.watch())
         self._stack.callback(watching.cancel)
         return captures
+
+    def _drains(self) -> str | None:
+        """Why no bare session is opened here, and what to do, if that is so."""
+        if self.worker is None or not self.worker.draining:
+            return None
+        elsewhere = f"the rollout server ({self.config.server})" if self.config.server else "another server"
+        return f"node {self.config.name} drains, and opens no session: ask {elsewhere}, or start this one again"
+
+    async def _tidy(self, journal: Journal, captures: Captures) -> None:
+        """Forget what the server has for long; the disk of a node is not a second ledger."""
+        days = self.config.retention.days
+        held = captures.names | {each.session_id for each in (self.worker.held if self.worker else ())}
+        before = time.time() - (JOURNAL_DAYS if days is None else days) * 86400
+        purged = await journal.forget_handed_over(before, held)
+        if purged.sessions:
+            log.info("journal: %d tasks, %d sessions, %d calls that the server has are gone", *purged)
 
     async def _server(
         self, ledger: Ledger, *, capture: HostedCaptures | None = None, inference: LocalInference | None = None
@@ -273,6 +305,7 @@ class Service:
             max_run_workers=pools.run,
             max_postrun_workers=pools.post_run,
             max_ready=pools.ready,
+            worker_of=self.config.name.removesuffix(f"-{self._place.index}") if self._place else "",
             version=polar.__version__,
             harnesses=_installed(),
             engines=[
@@ -283,6 +316,14 @@ class Service:
             node, coordinator, spec, Stages(pools), self._parts(), journal=journal, on_change=lambda _: on_change()
         )
         self._work = asyncio.create_task(self.worker.work())
+        if self.config.retention.days is not None:
+            forgetting = partial(self._forget_folders, self.worker, self.config.retention.days)
+            tidying = asyncio.create_task(forever(forgetting, "old sessions' folders", every=PURGE_EVERY))
+            self._stack.callback(tidying.cancel)
+
+    async def _forget_folders(self, worker: Worker, days: float) -> None:
+        held = {each.session_id for each in worker.held}
+        await asyncio.to_thread(forget_folders, self._folder / "sessions", time.time() - days * 86400, held)
 
     def _parts(self) -> Callable[[TaskRequest], Awaitable[Parts]]:
         async def make(task: TaskRequest) -> Parts:
@@ -297,13 +338,22 @@ class Service:
 
 
 class HostedCaptures:
-    """The bare sessions of a gateway in this process, as the control plane opens and closes them."""
+    """The bare sessions of a gateway in this process, as the control plane opens and closes them.
 
-    def __init__(self, captures: Captures, url: Callable[[], str]) -> None:
+    Args:
+        refuses: says why none is opened now.
+    """
+
+    def __init__(
+        self, captures: Captures, url: Callable[[], str], refuses: Callable[[], str | None] = lambda: None
+    ) -> None:
         self._captures = captures
         self._url = url
+        self._refuses = refuses
 
     async def open(self, request: OpenSession) -> OpenedSession:
+        if (why := self._refuses()) is not None:
+            raise Refused(503, why)
         session = await self._captures.open(
             session_id=request.session_id,
             task_id=request.task_id,
@@ -320,6 +370,9 @@ class HostedCaptures:
 
     async def close(self, session_id: str) -> bool:
         return await self._captures.close(session_id) is not None
+
+    async def forget(self, session_id: str) -> None:
+        await self._captures.forget(session_id)
 
 
 def _installed() -> dict[str, str]:

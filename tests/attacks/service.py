@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import time
 import urllib.error
@@ -20,11 +19,14 @@ from polar.config import parse_task
 from polar.rollout.wire import WireResult
 from tests.attacks.inside import agent
 from tests.cli.making import environment, start, task
+from tests.support.ports import free_port
 
 ADMIN, NODE = "admin-token-of-the-tests", "node-token-of-the-tests"
 CALLS = 4
 """Calls in flight that a session may have."""
 PATIENCE = 120.0
+HIDING = 'def hide(text):\n    return text.replace("<xylo" + "phone>", "[gone]")\n'
+"""What the operator takes out."""
 
 
 class Seen(NamedTuple):
@@ -73,7 +75,7 @@ class Service:
         gateway: dict[str, Any] = {
             "engines": [{"kind": "openai", "url": self.engine_url}],
             "limits": {"drain_seconds": 5.0, "body_mb": 1, "calls_per_session": CALLS},
-            "redaction": {"hooks": ["html:escape"]},
+            "redaction": {"hooks": ["hiding:hide"]},
         }
         try:
             if self._apart:
@@ -92,11 +94,10 @@ class Service:
             part.process.wait(30)
 
     def _start(self, name: str, settings: dict[str, Any]) -> Part:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port: int = found.getsockname()[1]
+        port = free_port()
         folder = self._folder / name
         folder.mkdir()
+        (folder / "hiding.py").write_text(HIDING)
         path = folder / "polar.yaml"
         path.write_text(yaml.safe_dump({**settings, "port": port, "out": "data"}))
         env = environment(POLAR_ADMIN_TOKEN=ADMIN, POLAR_NODE_TOKEN=NODE)

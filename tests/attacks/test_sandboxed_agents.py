@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import urllib.request
 from urllib.parse import urlsplit
 
@@ -171,7 +172,7 @@ async def test_nothing_outside_is_written_read_or_killed(service: Service) -> No
 
 async def test_nothing_is_left_behind(service: Service) -> None:
     """No process, no listener and no disk space; and none of it is at work while the evaluator looks."""
-    mark = "987654.25"
+    mark = f"{10**8 + secrets.randbelow(10**8)}.25"
     seen = await service.attack(
         f"""
         import subprocess
@@ -302,12 +303,30 @@ async def test_a_workspace_is_a_place_of_its_own(service: Service, workdir: str)
 
 
 async def test_what_the_operator_takes_out_is_nowhere(service: Service) -> None:
-    seen = await service.attack("tell('chat', chat('the word is <xylo' + 'phone>')[0])")
-    assert seen.told["chat"] == 200
+    seen, failed = [
+        await service.attack(
+            f"""
+            word = "the word is <xylo" + "phone>"
+            function = {{"name": "f", "description": word, "parameters": {{"type": "object", "description": word}}}}
+            tell("chat", ask("POST", "/v1/chat/completions", {{
+                "model": "m", "messages": [{{"role": "user", "content": {content}}}], "stop": [word],
+                "tools": [{{"type": "function", "function": function}}]}})[0])
+            print(word, flush=True)
+            sys.exit({ending})
+            """,
+            evaluator={"strategy": "test_on_output", "config": {"test_command": "printf '<xylo%s>' phone"}},
+        )
+        for content, ending in (("word", "0"), ("'hello'", "word"))
+    ]
+    assert (seen.told["chat"], failed.told["chat"]) == (200, 200)
+    assert (seen.result.status, failed.result.status) == ("COMPLETED", "ERROR")
+    assert "[gone]" in str(failed.result.error)
+    assert "[gone]" in json.dumps(seen.result.trajectory.metadata["evaluation"])
     async with service.client() as client:
-        (call,) = (await client.get(f"/sessions/{seen.result.session_id}/completions"))["completions"]
-    assert "&lt;xylophone&gt;" in json.dumps(call)
-    assert call["fate"] == "redacted"
+        for each in (seen, failed):
+            (call,) = (await client.get(f"/sessions/{each.result.session_id}/completions"))["completions"]
+            assert "[gone]" in json.dumps(call)
+            assert call["fate"] == "redacted"
     for part in service.parts:
-        for path in (part.folder / "data").glob("*.db*"):
-            assert b"<xylophone>" not in path.read_bytes()
+        for path in part.folder.rglob("*"):
+            assert not path.is_file() or b"<xylophone>" not in path.read_bytes(), path

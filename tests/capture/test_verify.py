@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polar.capture.verify import judge
+from polar.capture.verify import doubt_end, judge
 from polar.contract.arrays import NO_FLOATS, NO_IDS, floats, ids
 from polar.contract.chat import Message, ToolCall, Usage
 
@@ -36,6 +36,9 @@ SILENT = {"response_ids": NO_IDS, "logprobs": NO_FLOATS, "usage": None}
         ({"prompt_ids": NO_IDS, "usage": None}, "no_token_ids"),
         ({"finish_reason": "abort"}, "aborted"),
         ({**SILENT, "finish_reason": "abort"}, "aborted"),
+        ({"doubt": "an id is null"}, "token_mismatch"),
+        ({"doubt": "an id is null", **SILENT}, "token_mismatch"),
+        ({"doubt": "an id is null", "finish_reason": "abort"}, "aborted"),
         ({"limit": 2}, "ok"),
         ({"limit": 2, "finish_reason": "length"}, "ok"),
         ({"limit": 3, "finish_reason": "length"}, "token_mismatch"),
@@ -57,6 +60,23 @@ def test_how_a_call_ended(change: dict[str, Any], outcome: str) -> None:
     judged, detail = judge(**{**GOOD, **change})
     assert judged == outcome
     assert (detail is None) is (outcome == "ok")
+
+
+@pytest.mark.parametrize(
+    ("last", "stop_sequence", "words"),
+    [
+        (2, None, None),
+        (None, None, None),
+        (7, "END", None),
+        (7, None, "its last id 7 ends none"),
+        (2, "NaN happened", "'NaN happened', which is no stop string of the call"),
+    ],
+)
+def test_a_reply_that_the_model_ended_has_the_id_that_ends_it(
+    last: int | None, stop_sequence: str | None, words: str | None
+) -> None:
+    doubt = doubt_end(last, frozenset({2}), stop_sequence=stop_sequence, asked=("END",))
+    assert (doubt is None) if words is None else (words in str(doubt))
 
 
 def test_the_detail_names_the_token() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,24 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.cli.making import Done, Forked, ScriptedProcess, refused, start, task, write
+from tests.support.ports import free_port
 
 
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
-
-
-def test_no_engine_is_running_there(polar: Forked, here: Path, free_port: int):
+def test_no_engine_is_running_there(polar: Forked, here: Path):
     write(here, task())
-    line = ["run", "task.yaml", "--engine", "openai", "--engine-url", f"http://127.0.0.1:{free_port}"]
-    refused(polar(line, here), 2, f"http://127.0.0.1:{free_port}", "no engine answers", "--engine-url")
+    url = f"http://127.0.0.1:{free_port()}"
+    line = ["run", "task.yaml", "--engine", "openai", "--engine-url", url]
+    refused(polar(line, here), 2, url, "no engine answers", "--engine-url")
 
 
 def test_what_runs_there_is_no_engine(polar: Forked, here: Path, engine: ScriptedProcess):

@@ -70,6 +70,13 @@ async def test_a_test_command_that_hangs_is_zero_and_says_so(runtime, tmp_path):
     assert evaluation.metadata["timed_out"] is True
 
 
+@pytest.mark.parametrize("own", [None, 60])
+async def test_a_test_that_the_evaluations_own_time_ends_is_an_error_and_no_zero(runtime, tmp_path, own):
+    session = finished(runtime, tmp_path, timeout=1)
+    with pytest.raises(EvaluationFailed, match=r"test_command was not done after 1 s.*timeout_seconds"):
+        await score(session, test_command="sleep 300", timeout_seconds=own)
+
+
 async def test_preparation_runs_first_and_in_the_same_place(runtime, tmp_path):
     session = finished(runtime, tmp_path, eval_prepare=("echo one > a", "cat a; echo two >> a; touch ~/home"))
     evaluation = await score(session, test_command="cat a; test -e ~/home; echo $EXTRA", env={"EXTRA": "given"})

@@ -50,3 +50,21 @@ def test_a_line_that_the_code_under_test_began_counts_against_what_it_forged() -
 def test_a_name_within_another_name_is_not_that_name() -> None:
     lines = ["test_add: PASSED", "test_add_more: FAILED"]
     assert read_statuses(lines, ["test_add"])["test_add"] == "PASSED"
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("PASSED tests/test_a.py::test_one", "test_one"),
+        ("PASSED tests/test_a.py::TestA::test_one - slow", "TestA.test_one"),
+        ("tests/test_a.py::TestA::test_one PASSED [ 50%]", "TestA.test_one"),
+    ],
+)
+def test_a_short_name_that_is_asked_for_stands_for_its_long_one(line: str, name: str) -> None:
+    assert read_statuses([line], [name])[name] == "PASSED"
+    assert name not in read_statuses([line])
+
+
+def test_a_short_name_of_two_tests_needs_both() -> None:
+    lines = ["PASSED a.py::test_one", "FAILED b.py::test_one"]
+    assert read_statuses(lines, ["test_one"])["test_one"] == CONFLICT

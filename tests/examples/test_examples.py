@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.making import REPO
 from tests.examples.conftest import Service
-from tests.faults.fleet import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 PATIENCE = 60.0

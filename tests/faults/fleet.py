@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -31,6 +30,7 @@ from polar.contract.task import TaskRequest
 from polar.rollout.wire import WireResult, WireTaskStatus
 from tests.cli.making import POLAR, ScriptedProcess, agent, environment, task
 from tests.e2e.oracle import check_against
+from tests.support.ports import free_port
 
 ADMIN, NODE = "admin-token-of-the-tests", "node-token-of-the-tests"
 PATIENCE = 120.0
@@ -38,13 +38,6 @@ PRINTED = "*/data/sessions/*/attempt-*/agent.stdout"
 TURNS = 6
 SEEDS = range(int(os.environ.get("POLAR_FAULT_SEEDS", "3")))
 GATES = tuple(f"hold until {name}" for name in ("up", "joined", "awake", "moved", "stopped", "halted", "known"))
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 @dataclass
@@ -354,6 +347,7 @@ async def _calls(client: RolloutClient, session_id: str) -> list[Any]:
             text=each["response"]["choices"][0]["message"]["content"],
             response_ids=np.array(each["response_ids"], np.int32),
             logprobs=np.array(each["logprobs"], np.float32),
+            outcome="ok",  # none is given up: each has its generation
         )
         for each in answer["completions"]
     ]

@@ -16,6 +16,7 @@ import pytest
 from polar.rollout.dispatch import LEASE_SECONDS
 from tests.cli.making import ScriptedProcess
 from tests.faults.fleet import Fleet, check_all, taken_back, until
+from tests.support.missing import missing
 
 pytestmark = pytest.mark.slow
 
@@ -141,7 +142,7 @@ def network() -> Iterator[Network]:
         ip("netns", "add", made.name)
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", b"").decode().strip() or "no ip command (Debian: iproute2)"
-        pytest.skip(f"no network of its own can be made here (that takes root): {why}")
+        missing(f"no network of its own can be made here (that takes root): {why}")
     try:
         ip("-n", made.name, "link", "set", "lo", "up")
         for index, address in enumerate(made.addresses):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from polar.store.ledger import MAX_ATTEMPTS
 from tests.cli.making import ScriptedProcess
-from tests.faults.fleet import Fleet, check_all
+from tests.faults.fleet import ADMIN, NODE, Fleet, check_all, until
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +34,25 @@ async def test_what_runs_may_end(engine: ScriptedProcess, tmp_path: Path):
         fleet.stop()
 
 
+async def test_a_node_that_drains_opens_no_bare_session_and_says_where_to_ask(
+    engine: ScriptedProcess, tmp_path: Path
+):
+    with Fleet(tmp_path, engine, gateways=1) as fleet:
+        (gateway,) = fleet.gateways
+        headers = {"Authorization": f"Bearer {NODE}"}
+        async with fleet.client() as client, aiohttp.ClientSession(headers=headers) as http:
+            async with http.post(f"{gateway.url}/sessions") as reply:
+                assert reply.status == 200
+            assert (await client.drain("node-0")).draining
+            await gateway.says("draining: no more sessions are taken")
+            async with http.post(f"{gateway.url}/sessions") as reply:
+                assert reply.status == 503
+                detail = (await reply.json())["detail"]
+            assert "node node-0 drains" in detail
+            assert f"ask the rollout server ({fleet.server.url})" in detail
+        fleet.stop()
+
+
 @pytest.mark.parametrize(("gateways", "stops"), [(0, 1), (1, MAX_ATTEMPTS)])
 async def test_what_is_handed_back_does_not_count(engine: ScriptedProcess, tmp_path: Path, gateways: int, stops: int):
     gate, samples = f"hold until {('stopped', 'halted')[gateways]}", 4
@@ -48,4 +68,27 @@ async def test_what_is_handed_back_does_not_count(engine: ScriptedProcess, tmp_p
             fleet.release(gate)
             status = await check_all(fleet, client, "t", samples)
             assert {(each.status, each.attempt) for each in status.results} == {("COMPLETED", stops + 1)}
+        fleet.stop()
+
+
+async def test_a_gateway_that_drains_is_seen_to_and_ends_its_bare_sessions(engine: ScriptedProcess, tmp_path: Path):
+    gate = "hold until known"
+    with Fleet(tmp_path, engine, gateways=1) as fleet:
+        (gateway,) = fleet.gateways
+        headers = {"Authorization": f"Bearer {ADMIN}"}
+        async with fleet.client() as client, aiohttp.ClientSession(fleet.server.url, headers=headers) as http:
+            async with http.post("/sessions", json={"session_id": "bare"}) as reply:
+                assert reply.status == 200
+            await client.submit(fleet.a_task("t", samples=1, turns=2, instruction=gate))
+            await fleet.in_flight(1)
+            gateway.signal(signal.SIGTERM)
+            await until(lambda: fleet._nodes()[0]["draining"], "the server knows that it drains")
+            async with http.post("/sessions", json={"session_id": "late"}) as reply:
+                assert reply.status == 503
+                assert "drains" in (await reply.json())["detail"]
+            fleet.release(gate)
+            gateway.ends(0)
+            bare = await client.get("/sessions/bare")
+            assert (bare["status"], "cut off" in bare["error"]) == ("ERROR", True)
+            assert (await client.status("t")).completed_sessions == 1
         fleet.stop()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
 import pytest
 
 from polar.contract.task import AgentSpec, TaskRequest
@@ -101,6 +102,22 @@ async def test_after_a_restart_a_node_ends_its_own_sessions_and_no_other_s(node:
     assert own is not None
     assert others is not None
     assert (own.state, own.error, others.state) == ("ERROR", CUT_OFF, "RUNNING")
+
+
+async def test_a_session_is_forgotten_with_all_that_it_captured(node: Node) -> None:
+    captures = Captures(node)
+    session = await captures.open(session_id="c")
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {session.key}"}) as http:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        url = f"{node.server.url}/v1/chat/completions"
+        assert (await http.post(url, json=body)).status == 200
+        assert len(await node.store.completions("c")) == 1
+        await captures.forget("c")
+        assert (await http.post(url, json=body)).status in (401, 410)
+    assert await node.store.session("c") is None
+    assert await node.store.completions("c") == []
+    await captures.forget("c")  # once more: nothing
+    await captures.open(session_id="c")
 
 
 async def test_no_bare_session_gets_into_a_task(node: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -36,10 +37,15 @@ async def served(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Make]:
     async with AsyncExitStack() as stack:
 
         async def make(
-            steps: list[Step], *, off: tuple[str, ...] = (), probe: Step | None = None, **options: Any
+            steps: list[Step],
+            *,
+            off: tuple[str, ...] = (),
+            probe: Step | None = None,
+            folder: Path = tiny_model,
+            **options: Any,
         ) -> World:
             asked = {"probe": probe} if probe else {}
-            running = await stack.enter_async_context(scripted_engine(tiny_model, steps, off=off, **asked))
+            running = await stack.enter_async_context(scripted_engine(folder, steps, off=off, **asked))
             node = Node(VLLMEngine(running.url, **options), open_store(str(tmp_path / "polar.db")), tmp_path)
             await node.start()
             stack.push_async_callback(node.close)
@@ -112,7 +118,7 @@ async def test_a_reply_without_ids_ends_the_session_and_names_the_field(served: 
 async def test_without_a_tokenizer_the_engine_renders(
     served: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("polar.engines.vllm.tokenizer_folder", lambda _: None)
+    monkeypatch.setattr("polar.engines.token_server.tokenizer_folder", lambda _: None)
     with caplog.at_level(logging.WARNING):
         world = await served([Step(text=f"I look.{CALL}"), Step(text="Blue.")])
     assert isinstance(backend(world), RenderRouteBackend)
@@ -139,8 +145,22 @@ async def test_without_a_tokenizer_the_engine_renders(
     assert after.parent_id == before.completion_id
 
 
+async def test_tools_that_the_engines_template_leaves_out_are_warned_of(
+    served: Make, monkeypatch: pytest.MonkeyPatch, tiny_model: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("polar.engines.token_server.tokenizer_folder", lambda _: None)
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text("{% set tools = none %}" + template)
+    world = await served([Step(text="No.")], folder=folder)
+    await ask(world, "look", tools=[LOOK])
+    (call,) = await world.recorded(1)
+    (warning,) = call.metadata["warnings"]
+    assert warning.startswith("tools were dropped")
+
+
 async def test_what_the_engine_renders_ends_at_a_stop_string(served: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polar.engines.vllm.tokenizer_folder", lambda _: None)
+    monkeypatch.setattr("polar.engines.token_server.tokenizer_folder", lambda _: None)
     world = await served([Step(text="one two three")])
     reply = await ask(world, "a", stop=["two"])
     assert reply.choices[0].message.content == "one "
@@ -152,7 +172,7 @@ async def test_what_the_engine_renders_ends_at_a_stop_string(served: Make, monke
 async def test_a_prompt_that_the_engine_renders_too_long_is_refused(
     served: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polar.engines.vllm.tokenizer_folder", lambda _: None)
+    monkeypatch.setattr("polar.engines.token_server.tokenizer_folder", lambda _: None)
     world = await served([Step(text="one")])
     with pytest.raises(Exception, match="maximum context length is 32768 tokens"):
         await ask(world, "word " * 40000)

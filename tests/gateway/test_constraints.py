@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,6 +15,7 @@ from polar.engines.base import EngineInfo
 from polar.gateway.constraints import heed
 from tests.gateway.conftest import World
 from tests.support.script import Step
+from tests.support.tinymodel import make_tiny_model
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 REPLY = '{"city": "Paris"}'
@@ -247,6 +249,64 @@ async def test_no_call_at_all_is_honoured_everywhere(make_world, api, mode) -> N
     [completion] = await world.completions()
     assert completion.reply.tool_calls == ()
     assert "warnings" not in completion.metadata
+
+
+NO_TOOLS = """\
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}{{ raise_exception('No such role.') }}{% endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+
+
+@pytest.fixture
+def without_tools(tmp_path: Path) -> Path:
+    """A model folder whose template knows no tools."""
+    folder = make_tiny_model(tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(NO_TOOLS)
+    return folder
+
+
+@pytest.mark.parametrize("api", CHOICES)
+async def test_tools_that_the_template_leaves_out_are_warned_of(make_world, without_tools, api, caplog) -> None:
+    """Even where the conversation itself names the tool, as system prompts of harnesses do."""
+    world: World = await make_world(lambda _: Step(text="No."), model_dir=without_tools)
+    path, body, choices = CHOICES[api]
+    said = json.loads(json.dumps(body).replace('"hi"', '"look"'))
+    with caplog.at_level(logging.WARNING, "polar.gateway"):
+        for _ in range(2):
+            assert (await post(world, path, said))[0] == 200
+        assert (await post(world, path, {**said, **choices["none"]}))[0] == 200
+    one, two, unasked = await world.completions()
+    for completion in (one, two):
+        [warning] = completion.metadata["warnings"]
+        assert warning.startswith("tools were dropped: the model's template has no place for them")
+    assert "warnings" not in unasked.metadata
+    assert sum("tools were dropped" in record.getMessage() for record in caplog.records) == 1
+
+
+async def test_a_tools_result_that_the_template_has_no_place_for_is_refused_with_the_reason(
+    make_world, without_tools
+) -> None:
+    world: World = await make_world([Step(text="No.")], model_dir=without_tools)
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    messages = [*MESSAGES, answer, {"role": "tool", "tool_call_id": "a", "content": "dark"}]
+    status, reply = await post(world, "/v1/chat/completions", {"messages": messages})
+    assert status == 400
+    assert "No such role. (it has no place for a tool's result: give one that has" in reply["error"]["message"]
+
+
+async def test_calls_in_a_form_that_is_not_known_are_warned_of(make_world, without_tools) -> None:
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}" + NO_TOOLS
+    (without_tools / "chat_template.jinja").write_text(template)
+    world: World = await make_world([Step(text="No.")], model_dir=without_tools)
+    path, body, _ = CHOICES["chat"]
+    assert (await post(world, path, body))[0] == 200
+    [completion] = await world.completions()
+    [warning] = completion.metadata["warnings"]
+    assert warning.startswith("tool calls stay text")
 
 
 def test_a_grammar_never_binds_the_models_thinking() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,10 +14,12 @@ from pathlib import Path
 from tests.cli.making import POLAR, REPO, environment
 from tests.faults.fleet import NODE
 from tests.placement.hosts import Host
+from tests.support.missing import missing
 
 RAY = "2.60.0"
 PORT = 6379
-_DETECT = {
+_SETTINGS = {
+    "RAY_worker_register_timeout_seconds": "120",  # on a busy machine
     # A node that is cut off is found out in 8 seconds, not in a minute.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
@@ -35,27 +36,22 @@ def ray_venv() -> Path:
     with (home / f".{venv.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (venv / ".installed").is_file():
-            shutil.rmtree(venv, ignore_errors=True)
-            _run(sys.executable, "-m", "venv", str(venv))
-            pip = str(venv / "bin" / "pip")
-            _run(pip, "install", "--quiet", "uv>=0.9,<1")
-            install = [
-                str(venv / "bin" / "uv"),
-                "pip",
-                "install",
-                "--quiet",
-                "--python",
-                str(venv / "bin" / "python"),
-            ]
-            install += ["--constraint", str(REPO / "constraints.txt"), "-r", str(REPO / "pyproject.toml")]
-            _run(*install, f"ray=={RAY}")
-            (venv / ".installed").touch()
+            try:
+                _install(venv)
+            except (OSError, subprocess.CalledProcessError) as error:
+                missing(f"Ray {RAY} can't be fetched: {error}")
     return venv
 
 
-def _run(*line: str) -> None:
+def _install(venv: Path) -> None:
+    uv = str(Path(sys.executable).with_name("uv"))
+    line = [uv, "pip", "install", "--quiet", "--python", str(venv / "bin" / "python")]
+    line += ["--constraint", str(REPO / "constraints.txt"), "-r", str(REPO / "pyproject.toml"), f"ray=={RAY}"]
     links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS") or ""
-    subprocess.run(line, check=True, stdin=subprocess.DEVNULL, env={**os.environ, "UV_FIND_LINKS": links})
+    env = {**os.environ, "UV_FIND_LINKS": links}
+    for each in ([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(venv)], line):
+        subprocess.run(each, check=True, stdin=subprocess.DEVNULL, env=env)
+    (venv / ".installed").touch()
 
 
 class Cluster:
@@ -70,20 +66,27 @@ class Cluster:
 
     def start(self, host: Host, **resources: float) -> None:
         """A node that has ``resources``, once it is there."""
-        first = ["--head", "--port", str(PORT), "--include-dashboard=false", "--temp-dir", str(self.folder)]
+        first = ["--head", "--port", str(PORT), "--temp-dir", str(self.folder)]
+        first += ["--include-dashboard=false", "--no-monitor"]  # we have no autoscaler
         line = [
             *(str(self._bin / "ray"), "start", "--node-ip-address", host.address, "--disable-usage-stats"),
             *(first if host == self._head else ["--address", self.address]),
-            *("--num-cpus", "2", "--object-store-memory", str(100 * 2**20)),
+            *("--include-log-monitor", "false"),
+            *("--num-cpus", "0", "--object-store-memory", str(100 * 2**20)),  # no CPU: no worker before it is needed
             *("--resources", "{" + ", ".join(f'"{name}": {value}' for name, value in resources.items()) + "}"),
         ]
         subprocess.run(host.inside(line), env=self.env, check=True, timeout=START_SECONDS, stdout=subprocess.DEVNULL)
+
+    def need(self, host: Host, **resources: float) -> None:
+        """A node there, if there is none."""
+        if not host.running("raylet/raylet"):
+            self.start(host, **resources)
 
     @property
     def env(self) -> dict[str, str]:
         """Of Ray, and of all that it starts; the node token is not in it."""
         path = f"{self._bin}:{os.environ['PATH']}"
-        return environment(PATH=path, PYTHONPATH=f"{REPO / 'src'}", POLAR_LOG="INFO", **_DETECT)
+        return environment(PATH=path, PYTHONPATH=f"{REPO / 'src'}", POLAR_LOG="INFO", **_SETTINGS)
 
     @contextmanager
     def up(self, args: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import pytest
+
+from tests.support.missing import missing
 
 _NEWNET = 0x40000000
 
@@ -51,13 +52,24 @@ class Host:
                 processes.append(psutil.Process(pid))
         return [each for each in processes if each.pid != os.getpid()]
 
+    def running(self, word: str) -> list[psutil.Process]:
+        """The processes that have this in their command line."""
+        return [each for each in self.processes() if word in _command(each)]
+
     def kill(self, but: str | None = None) -> None:
         """The machine loses its power: nothing that ran on it is left, ``but`` what has this in its command line."""
-        while left := [each for each in self.processes() if but is None or but not in each.cmdline()]:
+        while left := [each for each in self.processes() if but is None or but not in _command(each)]:
             for process in left:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGKILL)
             psutil.wait_procs(left, timeout=20)
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it ends just now
+        return ""
 
 
 @contextmanager
@@ -75,7 +87,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         )
     except (OSError, subprocess.CalledProcessError) as error:
         _remove(hosts)
-        pytest.skip(f"no network namespaces can be made here: {error}")
+        missing(f"no network namespaces can be made here: {error}")
     try:
         for host in hosts:
             host.run("link", "set", "lo", "up")

@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from polar.client import RolloutClient
-from tests.cli.making import environment, scripted_process
+from tests.cli.making import environment
 from tests.cli.making import run as run_polar
-from tests.faults.fleet import NODE, PATIENCE, Fleet, check_all, until
-from tests.placement.conftest import STEPS, TURNS
-from tests.placement.engines import Engines
-from tests.placement.hosts import Host, two_hosts
-from tests.support.tinymodel import make_tiny_model
+from tests.faults.fleet import NODE, Fleet, check_all, until
+from tests.placement.conftest import TURNS
+from tests.placement.hosts import Host
+from tests.placement.site import Site, short_folder, two_host_site
+from tests.support.missing import missing
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 SBIN = f"{os.environ['PATH']}:/usr/sbin"
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.slurm,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        any(shutil.which(name, path=SBIN) is None for name in PROGRAMS),
-        reason="Slurm is not installed (Debian: slurmctld slurmd slurm-client munge)",
-    ),
-]
+pytestmark = [pytest.mark.real, pytest.mark.slurm, pytest.mark.slow]
 CONF = """
 ClusterName=polar
 SlurmctldHost={host}({first})
@@ -112,95 +100,90 @@ class Slurm:
 
 @dataclass
 class World:
-    here: Host
-    there: Host
+    site: Site
     slurm: Slurm
-    fleet: Fleet
     client: RolloutClient
-    folder: Path
+
+    @property
+    def here(self) -> Host:
+        return self.site.here
+
+    @property
+    def there(self) -> Host:
+        return self.site.there
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.site.fleet
 
     def submit(self, nodes: int) -> str:
         """The script that we make, given to sbatch; the job's id."""
         line = ["up", "--slurm", "-c", "polar.yaml", "--token-file", "node.token", "--nodes", str(nodes)]
-        made = run_polar(line, self.folder, env=self.slurm.env)
+        made = run_polar(line, self.site.folder, env=self.slurm.env)
         assert made.code == 0, made.err
-        (self.folder / "polar.sbatch").write_text(made.out)
-        said = self.slurm.ask("sbatch", "polar.sbatch", cwd=self.folder)
+        (self.site.folder / "polar.sbatch").write_text(made.out)
+        said = self.slurm.ask("sbatch", "polar.sbatch", cwd=self.site.folder)
         found = re.search(r"Submitted batch job (\d+)", said)
         assert found, said
         return found[1]
 
     async def healthy(self, count: int) -> set[str]:
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                names = {node.node_id for node in await self.client.nodes() if node.healthy}
-                if len(names) == count:
-                    return names
-                await asyncio.sleep(0.1)
+        return set((await self.site.healthy(self.client, count)).values())
+
+    async def clear(self) -> None:
+        """End all jobs; two nodes wait for the next one."""
+        self.slurm.ask("scancel", "--full", "--signal=KILL", "--user=root")
+        self.slurm.ask("scancel", "--user=root")
+        await self.slurm.ready()
+        await self.healthy(0)
 
 
-@contextmanager
-def _short_folder() -> Iterator[Path]:
-    """There are sockets in it."""
-    folder = Path(tempfile.mkdtemp(prefix="polar-slurm-", dir="/tmp"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Slurm]]:
+    if any(shutil.which(name, path=SBIN) is None for name in PROGRAMS):
+        missing("Slurm is not installed (Debian: slurmctld slurmd slurm-client munge)")
+    with short_folder("slurm") as folder, two_host_site(tmp_path_factory.mktemp("site")) as site:
+        (site.folder / "node.token").write_text(NODE)
+        (site.folder / "node.token").chmod(0o600)
+        yield site, Slurm(folder, site.here, site.there)
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with AsyncExitStack() as stack:
-        here, there = stack.enter_context(two_hosts())
-        model = make_tiny_model(tmp_path / "model")
-        engine = stack.enter_context(scripted_process(model, STEPS, tmp_path / "engine"))
-        engines = Engines(engine.url, engine.log, engine.process, there)
-        engines.start_there(model, tmp_path / "engine")
-        fleet = Fleet(tmp_path, engines, gateways=1)
-        fleet.server.settings |= {"host": "0.0.0.0", "insecure": True}
-        settings = {**fleet.gateways.pop().settings, "insecure": True, "out": str(tmp_path / "nodes")}
-        settings["server"] = fleet.server.url.replace("127.0.0.1", here.address)
-        del settings["node_id"], settings["role"]
-        (tmp_path / "polar.yaml").write_text(yaml.safe_dump(settings))
-        (tmp_path / "node.token").write_text(NODE)
-        (tmp_path / "node.token").chmod(0o600)
-        stack.enter_context(fleet)
-        client = await stack.enter_async_context(fleet.client())
-        folder = stack.enter_context(_short_folder())
-        stack.callback(there.kill)
-        stack.callback(here.kill)
-        slurm = Slurm(folder, here, there)
-        await slurm.ready()
-        yield World(here, there, slurm, fleet, client, tmp_path)
+async def world(begun: tuple[Site, Slurm]) -> AsyncIterator[World]:
+    site, slurm = begun
+    await slurm.ready()
+    async with site.fleet.client() as client:
+        world = World(site, slurm, client)
+        yield world
+        await world.clear()
 
 
 async def test_the_last_call_drains_and_another_job_goes_on(world: World):
     job = world.submit(2)
     assert await world.healthy(2) == {"n1", "n2"}
-    await world.client.submit(world.fleet.a_task("t", samples=64, turns=TURNS))
+    await world.client.submit(world.fleet.a_task("drained", samples=64, turns=TURNS))
     await world.fleet.replies(8)
     for process in world.here.processes() + world.there.processes():
         assert NODE not in " ".join(process.cmdline())
     world.slurm.ask("scancel", "--batch", "--signal=TERM", job)
     await world.slurm.ended(job)
-    assert (await world.client.status("t")).completed_sessions < 64
+    assert (await world.client.status("drained")).completed_sessions < 64
     world.submit(2)
-    status = await check_all(world.fleet, world.client, "t", 64)
+    status = await check_all(world.fleet, world.client, "drained", 64)
     assert {result.status for result in status.results} == {"COMPLETED"}, "no agent was ended by the last call"
 
 
 async def test_a_node_of_the_job_is_killed_and_another_job_hands_over_what_it_had(world: World):
     world.submit(2)
     await world.healthy(2)
-    await world.client.submit(world.fleet.a_task("t", samples=24, turns=TURNS))
+    await world.client.submit(world.fleet.a_task("killed", samples=24, turns=TURNS))
     await world.fleet.replies(8)
     world.there.kill(but="tests.support.scripted")
-    status = await world.client.wait("t")
+    status = await world.client.wait("killed")
     assert max(result.attempt for result in status.results) > 1, "a session was cut off"
     assert await world.healthy(1) == {"n1"}, "the job goes on without it"
     await until(lambda: world.slurm.ask("sinfo", "-h", "-n", "n2", "-o", "%t").startswith("down"), "n2 is down")
     world.slurm.begin_there()
     world.submit(1)
     assert await world.healthy(2) == {"n1", "n2"}
-    await check_all(world.fleet, world.client, "t", 24)
+    await check_all(world.fleet, world.client, "killed", 24)

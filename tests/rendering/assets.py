@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -18,11 +19,13 @@ def fetch() -> Path:
     """A folder with ``TOKENIZER/tokenizer.json`` for each of TOKENIZERS and ``templates/*.jinja``."""
     home = Path(os.environ.get("POLAR_HOME") or Path.home() / ".cache" / "polar") / "test-assets"
     home.mkdir(parents=True, exist_ok=True)
-    for name in TOKENIZERS:
-        if not (home / name).is_dir():
-            _fetch_tokenizer(home, name)
-    if not (home / "templates").is_dir():
-        _fetch_templates(home)
+    with (home / ".lock").open("w") as lock:  # of two fetchers at once the second waits
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name in TOKENIZERS:
+            if not (home / name).is_dir():
+                _fetch_tokenizer(home, name)
+        if not (home / "templates").is_dir():
+            _fetch_templates(home)
     return home
 
 

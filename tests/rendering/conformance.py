@@ -1,7 +1,7 @@
 """The conformance table of docs/rendering.md, made by running the real templates.
 
-``python -m tests.rendering.conformance`` writes it into the page, and the table of ``merge_factor`` with it; with
-``--check`` it exits with 1 where the page is out of date.
+``python -m tests.rendering.conformance`` writes it into the page; with ``--check`` it exits with 1 where the page is
+out of date.
 A cell says ``exact`` where the template only appends and the next call is bridged from the sampled ids, which are
 then followed by just what the template appends; otherwise why the bridge is declined. ``exact`` is only said after
 this was checked: of the reply as the template itself writes it, bridged and rendered afresh give the same ids.
@@ -13,11 +13,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from polar.contract.chat import Message
+from polar.contract.chat import Chat, Message
 from polar.rendering.base import Declined
 from polar.rendering.generic import TemplateRenderer
+from polar.rendering.offered import DROPPED
 from polar.rendering.parsers import same_reply
-from tests.rendering import assets, merge_factor
+from tests.rendering import assets
 from tests.rendering.models import MODELS, Model, load
 from tests.rendering.talk import WEATHER, Talk, result, system, user
 from tests.rendering.written import Arguments
@@ -25,8 +26,8 @@ from tests.rendering.written import Arguments
 PAGE = Path(__file__).parents[2] / "docs" / "rendering.md"
 BEGIN, END = "<!-- conformance: begin -->", "<!-- conformance: end -->"
 COLUMNS = (
-    *("Family", "Template", "Tokenizer", "Calls", "Thinking", "Tool result", "Tool result, after thinking"),
-    *("User turn", "User turn, after thinking", "Broken call"),
+    *("Family", "Template", "Tokenizer", "Tools in prompt", "Calls", "Thinking"),
+    *("Tool result", "Tool result, after thinking", "User turn", "User turn, after thinking", "Broken call"),
 )
 CALL: tuple[str, Arguments] = (WEATHER.name, {"city": "Paris"})
 NONE = "–"
@@ -137,8 +138,17 @@ def row(folder: Path, model: Model) -> tuple[str, ...]:
     cases = [Case(thought, calls) for calls in (True, False) for thought in (None, "Let me see.")]
     cells = [cell(model, renderer, case) for case in cases]
     tokenizer = f"{model.tokenizer}, standing in" if model.stands_in else model.tokenizer
-    calls = family.calls or NONE
-    return (model.family, model.name, tokenizer, calls, thinking, *cells, broken(model, renderer))
+    reads = (offered(model, renderer), family.calls or NONE, thinking)
+    return (model.family, model.name, tokenizer, *reads, *cells, broken(model, renderer))
+
+
+def offered(model: Model, renderer: TemplateRenderer) -> str:
+    """Whether tools reach the prompt."""
+    chat = Chat("m", (user("Weather in Paris?"),), tools=(WEATHER,), template_args=model.args)
+    prompt = renderer.render(chat)
+    written = WEATHER.name in renderer.tokenizer.decode(prompt.ids.tolist())
+    assert written == (renderer.tools_lost(chat, prompt) != DROPPED), model.name
+    return "yes" if written else "no"
 
 
 def _tags(tag: str) -> str:
@@ -162,7 +172,6 @@ def main() -> int:
     """Write or check the page."""
     page, folder = PAGE.read_text(encoding="utf-8"), assets.fetch()
     new = replaced(page, BEGIN, END, table(folder))
-    new = replaced(new, merge_factor.BEGIN, merge_factor.END, merge_factor.table(folder))
     if "--check" in sys.argv[1:]:
         return int(page != new)
     PAGE.write_text(new, encoding="utf-8")

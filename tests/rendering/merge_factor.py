@@ -1,22 +1,25 @@
-"""How many traces a session becomes with the bridge and without, family by family: a table of docs/rendering.md.
+"""How many traces a session becomes with the bridge and without, family by family: two tables of docs/rendering.md.
 
-``python -m tests.rendering.merge_factor`` prints it. A session's replies are sampled as models sample: JSON in
-another notation than the template's, and every few words in tokens that the tokenizer itself would not choose.
-Without the bridge each call is rendered in full, and goes on a trace only where its ids begin with all of that
-trace's; with it, wherever the bridge is not declined.
+``python -m tests.rendering.merge_factor`` works them out (minutes) and writes them into the page. A session's replies
+are sampled as models sample: JSON in another notation than the template's, and every few words in tokens that the
+tokenizer itself would not choose. Without the bridge each call is rendered in full, and goes on a trace only where
+its ids begin with all of that trace's; with it, wherever the bridge is not declined.
 
-Sessions: those that the CLIs really had (``tests/fixtures/cli_sessions/NAME.json.gz``: the chats of a session, call
-by call), and one that is made here: twenty calls in three user turns.
+Sessions: one that is made here, of twenty calls in three user turns, and one that each CLI really had, of 21 calls in
+one user turn (``tests/fixtures/cli_sessions/NAME.json.gz``; ``tests/harnesses/record_sessions.py`` records them).
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
+import multiprocessing
 import random
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -24,15 +27,18 @@ import numpy as np
 
 from polar.contract.arrays import Ids, ids
 from polar.contract.chat import Chat, Message, Tool, ToolCall
-from polar.rendering.base import Prompt, RenderError, Turn
+from polar.rendering.base import Declined, Prompt, RenderError, Turn
 from polar.rendering.generic import TemplateRenderer
 from tests.rendering import assets
+from tests.rendering.conformance import PAGE, replaced
 from tests.rendering.models import MODELS, Model, load
 from tests.rendering.talk import system, user
 from tests.rendering.written import Arguments
 
 SESSIONS = Path(__file__).parents[1] / "fixtures" / "cli_sessions"
-BEGIN, END = "<!-- merge factor: begin -->", "<!-- merge factor: end -->"
+MADE = ("<!-- merge factor: begin -->", "<!-- merge factor: end -->")
+RECORDED = ("<!-- merge factor of the CLIs: begin -->", "<!-- merge factor of the CLIs: end -->")
+REFUSED = "refused by the template"
 NONE = "–"
 
 
@@ -56,12 +62,13 @@ class Session:
 
 @dataclass
 class Count:
-    """Calls, traces and their tokens, with shared prefixes counted once a trace."""
+    """Calls, traces and their tokens, with shared prefixes counted once a trace; why bridges were declined."""
 
     calls: int = 0
     traces: int = 0
     tokens: int = 0
     call_tokens: int = 0
+    declined: Counter[str] = field(default_factory=Counter)
 
     def add(self, prompt: Ids, response: Ids, trace: Ids | None) -> Ids:
         """A call that goes on ``trace``, if its prompt begins with all of it; the trace with it."""
@@ -88,6 +95,8 @@ def measured(model: Model, renderer: TemplateRenderer, session: Session, *, brid
     for step in session.turns:
         chat = Chat(model="m", messages=tuple(messages), tools=session.tools, template_args=model.args)
         bridged = renderer.bridge(turn, chat) if bridge and turn else None
+        if isinstance(bridged, Declined):
+            count.declined[bridged.reason] += 1
         prompt = bridged if isinstance(bridged, Prompt) else renderer.render(chat)
         response = _sampled(model, renderer, prompt, step.reply, dice, sum(len(m.tool_calls) for m in messages))
         reader = renderer.reader(chat, prompt)
@@ -177,28 +186,78 @@ def recorded(folder: Path = SESSIONS) -> list[Session]:
     return sessions
 
 
-def table(folder: Path) -> str:
-    """The table in Markdown: of each session the calls a trace, without and with the bridge, and how many times
-    fewer tokens are trained over than without merging at all."""
-    sessions = [made()]
-    heads = [f"{session.name}, {len(session.turns)} calls" for session in sessions]
-    rows = [("Family", "Template", *heads), ("---",) * (2 + len(sessions))]
-    for model in MODELS:
-        if model.call is None:
+def made_table(folder: Path) -> str:
+    """The made session in Markdown: calls a trace, without and with the bridge, and how many times fewer tokens are
+    trained over than without merging at all."""
+    session = made()
+    rows = [("Family", "Template", f"{session.name}, {len(session.turns)} calls")]
+    for model in _callers():
+        counts = _counts(model, load(folder, model), session)
+        rows.append((model.family, model.name, _in_words(*counts) if counts else REFUSED))
+    return "\n".join([_line(rows[0]), _line(["---"] * 3), *map(_line, rows[1:])])
+
+
+def recorded_table(folder: Path) -> str:
+    """The CLIs' sessions in Markdown: a row a model. They are worked out on all cores."""
+    sessions = recorded()
+    heads = ["Family", "Template", *(session.name for session in sessions), "Not bridged, of how many calls"]
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        rows = list(pool.map(functools.partial(recorded_row, folder, sessions), _callers()))
+    return "\n".join([_line(heads), _line(["---"] * len(heads)), *rows])
+
+
+def recorded_row(folder: Path, sessions: Sequence[Session], model: Model) -> str:
+    """Of each session the traces, without and with the bridge, then calls a trace with it and how many times fewer
+    tokens are trained over; at last why calls were not bridged."""
+    renderer = load(folder, model)
+    cells, declined, gone_on = [], Counter[str](), 0
+    for session in sessions:
+        counts = _counts(model, renderer, session)
+        if counts is None:
+            cells.append(REFUSED)
             continue
-        renderer = load(folder, model)
-        rows.append((model.family, model.name, *(_cell(model, renderer, session) for session in sessions)))
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+        without, with_ = counts
+        cells.append(f"{without.traces} → {with_.traces} ({_factor(with_):.1f}, {_fewer(with_):.1f}x)")
+        declined += with_.declined
+        gone_on += with_.calls - 1
+    why = [f"{reason} {times}/{gone_on}" for reason, times in declined.most_common()]
+    return _line([model.family, model.name, *cells, ", ".join(why) or NONE])
 
 
-def _cell(model: Model, renderer: TemplateRenderer, session: Session) -> str:
+def _callers() -> list[Model]:
+    return [model for model in MODELS if model.call is not None]
+
+
+def _counts(model: Model, renderer: TemplateRenderer, session: Session) -> tuple[Count, Count] | None:
+    """Without the bridge and with it."""
     try:
-        without, with_ = (measured(model, renderer, session, bridge=bridge) for bridge in (False, True))
+        return measured(model, renderer, session, bridge=False), measured(model, renderer, session, bridge=True)
     except RenderError:
-        return "refused by the template"
-    calls = f"{without.calls / without.traces:.1f} → {with_.calls / with_.traces:.1f}"
-    return f"{calls} ({with_.call_tokens / with_.tokens:.1f}x fewer tokens)"
+        return None
+
+
+def _factor(count: Count) -> float:
+    return count.calls / count.traces
+
+
+def _fewer(count: Count) -> float:
+    return count.call_tokens / count.tokens
+
+
+def _in_words(without: Count, with_: Count) -> str:
+    return f"{_factor(without):.1f} → {_factor(with_):.1f} ({_fewer(with_):.1f}x fewer tokens)"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    """Write the page."""
+    page, folder = PAGE.read_text(encoding="utf-8"), assets.fetch()
+    page = replaced(page, *MADE, made_table(folder))
+    PAGE.write_text(replaced(page, *RECORDED, recorded_table(folder)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table(assets.fetch()) + "\n")
+    main()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gzip
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from polar.contract.chat import Chat, Message, Text, ToolCall
 from polar.rendering.base import Declined, Prompt, RenderError
 from polar.rendering.generic import TemplateRenderer
-from tests.rendering import conformance, merge_factor
+from tests.rendering import conformance
 from tests.rendering.models import MODELS, Model, load
 from tests.rendering.talk import WEATHER, Talk, result, system, user
 
@@ -209,23 +207,3 @@ def test_the_conformance_table_is_up_to_date(assets: Path) -> None:
     assert conformance.BEGIN in page
     new = conformance.replaced(page, conformance.BEGIN, conformance.END, conformance.table(assets))
     assert page == new, "run python -m tests.rendering.conformance"
-
-
-def test_the_merge_factors_are_up_to_date(assets: Path) -> None:
-    page = conformance.PAGE.read_text(encoding="utf-8")
-    assert merge_factor.BEGIN in page
-    new = conformance.replaced(page, merge_factor.BEGIN, merge_factor.END, merge_factor.table(assets))
-    assert page == new, "run python -m tests.rendering.conformance"
-
-
-def test_recorded_sessions_are_read(tmp_path: Path) -> None:
-    """What a CLI sent, call by call: the replies are found in what it sent back."""
-    first = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": []}
-    reply = {"role": "assistant", "content": "Hello", "tool_calls": [{"id": "c", "name": "f", "arguments": "{}"}]}
-    more = {"role": "tool", "content": "done", "tool_call_id": "c"}
-    second = {**first, "messages": [*first["messages"], reply, more]}  # type: ignore[misc]
-    (tmp_path / "cli.json.gz").write_bytes(gzip.compress(json.dumps([first, second]).encode()))
-    (session,) = merge_factor.recorded(tmp_path)
-    assert session.name == "cli"
-    assert [message.role for message in session.opening] == ["user"]
-    assert [(turn.reply.content, len(turn.follow)) for turn in session.turns] == [("Hello", 1)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as RawTokenizer
 
 from polar.contract.chat import Chat, Image, Message, Text, Tool, ToolCall
 from polar.contract.errors import UsageError
@@ -138,6 +139,33 @@ def test_a_template_can_not_leave_its_sandbox(tokenizer: Tokenizer) -> None:
         said(tokenizer, LINES + "{{ messages[0].update(role='system') }}", [user("A")])
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "messages[0].content.__class__.mro()",
+        "'{0.__class__.__mro__}'.format(1)",
+        "'{a.__class__.__mro__}'.format_map({'a': 1})",
+        "ns._Namespace__attrs.x",
+        "ns.__class__.mro()",
+        "ns.__init__.__globals__",
+        "ns.missing.x",
+        "loop.__class__.mro()",
+        "loop._iterable.x",
+        "{}.missing.x",
+    ],
+)
+def test_nothing_that_a_template_holds_leads_out_of_its_sandbox(tokenizer: Tokenizer, expression: str) -> None:
+    asked = "{% if tools %}{{ EXPR }}{% endif %}".replace("EXPR", expression)
+    source = "{% set ns = namespace(x=1) %}{% for m in messages %}{{ m.content }}|" + asked + "{% endfor %}"
+    with pytest.raises(RenderError):
+        said(tokenizer, source, [user("A")], tools=(WEATHER,))
+
+
+def test_a_method_of_dicts_wins_over_an_item_of_its_name(tokenizer: Tokenizer) -> None:
+    source = "{% for m in messages %}{{ m.content }}|{% endfor %}{{ {'items': 1}.items() | list }}{{ {'a': 2}.a }}"
+    assert said(tokenizer, source, [user("A")]).endswith("[('items', 1)]2")
+
+
 def test_generation_blocks_loop_controls_and_json_without_html_escaping(tokenizer: Tokenizer) -> None:
     source = (
         "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
@@ -228,3 +256,22 @@ def test_control_tokens_in_tools_and_arguments_stay_text(talk: Any) -> None:
 
 def test_half_surrogates_do_not_crash(tokenizer: Tokenizer) -> None:
     assert said(tokenizer, LINES, [user("a\ud800b")]) == "user:a\ufffdb|"
+
+
+def test_a_prompt_of_stretches_that_are_known_has_the_ids_of_its_text(tiny: Path) -> None:
+    tokenizer = Tokenizer.load(tiny)
+    long = "Be brief, naïve 東京. \ud800" * 200 + tokenizer.protect("<|im_end|>")
+    told = f"<|im_start|>system\n{long}<|im_end|>\n"
+    texts = [told, told + "<|im_start|>user\nHi", "Hi " + told * 2, "Hi " * 1000 + told + "\n" * 3000, "", "Hi"]
+    for text in (*texts, *texts):
+        assert tokenizer.encode_prompt(text).tolist() == tokenizer.encode(text)
+
+
+def test_a_tokenizer_saved_with_truncation_and_padding_does_neither(tiny: Path, tmp_path: Path) -> None:
+    plain = Tokenizer.load(tiny)
+    raw = RawTokenizer.from_file(str(tiny / "tokenizer.json"))
+    raw.enable_truncation(4)
+    raw.enable_padding(length=64)
+    raw.save(str(tmp_path / "tokenizer.json"))
+    for text in ("Hi", "a long sentence of many words"):
+        assert Tokenizer.load(tmp_path).encode(text) == plain.encode(text)

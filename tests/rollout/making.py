@@ -90,6 +90,7 @@ class Host:
     def __init__(self, name: str) -> None:
         self.open_now: set[str] = set()
         self.asked: list[OpenSession] = []
+        self.forgotten: list[str] = []
         self._name = name
 
     async def open(self, request: OpenSession) -> OpenedSession:
@@ -103,3 +104,7 @@ class Host:
         was = session_id in self.open_now
         self.open_now.discard(session_id)
         return was
+
+    async def forget(self, session_id: str) -> None:
+        self.forgotten.append(session_id)
+        await self.close(session_id)

@@ -8,11 +8,14 @@ import hashlib
 import hmac
 import json
 import socket
+import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from polar.contract.errors import UsageError
+from polar.contract.task import TaskRequest
 from polar.rollout import callbacks, hosts
 from polar.rollout.callbacks import CallbackConfig, signing_key
 from polar.rollout.hosts import AllowedHosts, HostNotAllowed
@@ -26,11 +29,15 @@ def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callbacks, "LOOK_EVERY", 0.02)
 
 
+def convert(body: dict[str, Any]) -> TaskRequest:
+    return msgspec.convert(body, TaskRequest)
+
+
 QUICK = CallbackConfig(backoff_seconds=0.01, longest_backoff_seconds=0.05, timeout_seconds=5)
 
 
 async def settled(world: World, task_id: str = "t1") -> None:
-    """Until nothing is due any more."""
+    """Until nothing is owed any more."""
     async with asyncio.timeout(20):
         while any(due.task_id == task_id for due in await world.ledger.callbacks_due(1e12)):
             await asyncio.sleep(0.02)
@@ -176,13 +183,47 @@ async def test_a_callback_survives_the_server(make_world: MakeWorld) -> None:
         assert first[1]["webhook-id"] == second[1]["webhook-id"]
 
 
+async def test_of_two_servers_over_one_ledger_one_sends(make_world: MakeWorld) -> None:
+    async with Receiver() as trainer:
+        world = await make_world(callbacks=QUICK)
+        await make_world(ledger=world.ledger, callbacks=QUICK)
+        await world.join()
+        for number in range(20):
+            await world.run(task(f"t{number}", callback_url=f"{trainer.url}/{number}"), calls=1)
+        await trainer.wait(20)
+        for number in range(20):
+            await settled(world, f"t{number}")
+        assert sorted(path for path, _, _ in trainer.got) == sorted(f"/{number}" for number in range(20))
+
+
+async def test_what_a_server_that_died_had_taken_is_sent_by_another(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "_MARGIN", 0.1)
+    config = CallbackConfig(timeout_seconds=0.4)
+    async with Receiver() as trainer:
+        world = await make_world(callbacks=config)
+        await world.server.close()
+        ledger = world.ledger
+        await ledger.submit(convert(task(callback_url=trainer.url)), 1.0)
+        await ledger.cancel("t1", 2.0)
+        (due,) = await ledger.callbacks_due(3.0)
+        soon = time.time() + 0.5
+        assert await ledger.put_off_callback(due, soon)  # and then it died
+        await make_world(ledger=ledger, callbacks=config)
+        await trainer.wait(1)
+        assert time.time() >= soon
+        await settled(world)
+        assert len(trainer.got) == 1
+
+
 async def test_a_cancelled_task_calls_back_as_failed(make_world: MakeWorld) -> None:
     async with Receiver() as trainer:
         world = await make_world(callbacks=QUICK)
         await world.submit(task(callback_url=trainer.url))
         await world.admin.delete("/rollout/task/t1")
         ((_, _, body),) = await trainer.wait(1)
-        assert json.loads(body)["status"] == "failed"
+        assert json.loads(body)["status"] == "cancelled"
 
 
 # ---- where it may go -------------------------------------------------------------------------------------

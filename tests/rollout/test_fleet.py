@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from polar.contract.arrays import to_json
 from polar.contract.rollout import Delivery
 from polar.gateway.inference import InferenceControl
 from polar.gateway.server import GatewayServer
@@ -84,6 +85,16 @@ async def test_without_a_node_there_is_no_inference(world: World) -> None:
     assert (await world.admin.post("/sessions")).status_code == 503
 
 
+async def test_where_every_node_drains_a_bare_session_is_told_so(nodes: Nodes) -> None:
+    world, made = nodes
+    for name in made:
+        await world.admin.delete(f"/nodes/{name}")
+    answer = await world.admin.post("/sessions")
+    assert (answer.status_code, answer.json()["detail"]) == (
+        503, "every gateway node drains: start one, or wait for it"
+    )  # fmt: skip
+
+
 async def test_a_node_that_does_not_answer_is_named(world: World) -> None:
     await world.join("dead", gateway_url="http://127.0.0.1:1")
     answer = await world.admin.get("/admin/inference/status")
@@ -115,6 +126,38 @@ async def test_a_bare_session_lives_on_a_node_and_its_calls_come_home(nodes: Nod
     assert (session["status"], session["completion_count"]) == ("COMPLETED", 1)
     again = (await world.admin.post("/sessions/mine/close")).json()
     assert again == {"session_id": "mine", "closed": False}
+
+
+async def test_a_bare_session_is_forgotten_here_and_on_its_node(nodes: Nodes) -> None:
+    world, made = nodes
+    await world.admin.post("/sessions", json={"session_id": "mine"})
+    (home,) = [name for name, node in made.items() if "mine" in node.sessions.open_now]
+    calls = Delivery(session_id="mine", attempt=1, completions=[completion("mine")])
+    await world.node(f"/nodes/{home}/deliveries", calls)
+    answer = await world.as_("submit").delete("/sessions/mine")
+    assert answer.json() == {"session_id": "mine", "deleted": True, "messages_deleted": 1}
+    assert made[home].sessions.forgotten == ["mine"]
+    for method, path in (("GET", ""), ("GET", "/completions"), ("GET", "/trajectory"), ("DELETE", "")):
+        assert (await world.admin.request(method, f"/sessions/mine{path}")).status_code == 404, path
+    assert await world.ledger.completions("mine") == []
+    # What was on its way does not bring it back.
+    for late in (calls, Delivery(session_id="mine", attempt=1, result=result("mine", task_id="mine"))):
+        refused = await world.as_("node").post(f"/nodes/{home}/deliveries", content=to_json(late))
+        assert refused.status_code == 409
+    assert (await world.get("/sessions"))["sessions"] == []
+    assert (await world.admin.post("/sessions", json={"session_id": "mine"})).status_code == 200
+
+
+async def test_a_bare_session_can_be_forgotten_without_its_node_once_it_has_ended(nodes: Nodes) -> None:
+    world, made = nodes
+    await world.admin.post("/sessions", json={"session_id": "mine"})
+    (home,) = [name for name, node in made.items() if "mine" in node.sessions.open_now]
+    await world.join(home, gateway_url="http://127.0.0.1:1")
+    assert (await world.admin.delete("/sessions/mine")).status_code == 503, "it may still be written to"
+    ended = Delivery(session_id="mine", attempt=1, result=result("mine", task_id="mine", reward=None))
+    await world.node(f"/nodes/{home}/deliveries", ended)
+    assert (await world.admin.delete("/sessions/mine")).status_code == 200
+    assert (await world.admin.get("/sessions/mine")).status_code == 404
 
 
 async def test_a_bare_session_whose_node_is_lost_has_ended(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from polar.contract.arrays import to_json
 from polar.contract.rollout import Claim, Delivery
 from polar.rollout import dispatch
+from polar.store import leases
 from tests.rollout.conftest import MakeWorld, World
 from tests.rollout.making import TOKENS, completion, result, task
 
@@ -89,6 +90,21 @@ async def test_a_heartbeat_says_what_is_held_no_more(world: World) -> None:
     assert (await world.get("/sessions/t1-0"))["status"] == "RUNNING"
     node = await world.get("/nodes/n1")
     assert (node["sessions"], node["metrics"]["run_inflight"], node["healthy"]) == (1, 1, True)
+
+
+async def test_a_node_that_says_it_drains_is_given_nothing_until_it_comes_again(world: World) -> None:
+    await world.join()
+    await world.submit(task())
+    for _ in range(2):
+        await world.node("/nodes/n1/heartbeat", {"draining": True})
+    assert (await world.get("/nodes/n1"))["draining"] is True
+    assert (await world.node("/nodes/n1/heartbeat", {}))["drain"] is True
+    assert await world.claim() == []
+    told = [event.state for event in await world.ledger.events_after(0) if event.kind == "node"]
+    assert told == ["up", "draining"]
+    await world.join(instance="b")
+    assert (await world.get("/nodes/n1"))["draining"] is False
+    assert len(await world.claim()) == 1
 
 
 async def test_a_node_that_is_not_known_must_register(world: World) -> None:
@@ -175,6 +191,20 @@ async def test_a_session_handed_back_is_given_to_another_at_once(world: World) -
     assert again["attempt"] > lease["attempt"]
 
 
+async def test_a_session_handed_back_too_often_ends_and_says_why(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "MAX_HANDED_BACK", 2)
+    await world.join()
+    await world.submit(task())
+    for _ in range(2):
+        (lease,) = await world.claim()
+        back = {"session_id": lease["session_id"], "attempt": lease["attempt"], "error": "no room"}
+        await world.node("/nodes/n1/release", back)
+    (told,) = (await world.get("/rollout/task/t1"))["results"]
+    assert told["error"] == "attempts exhausted: handed back 2 times, at last by node n1: no room"
+
+
 async def test_a_draining_node_is_told_and_gets_no_more(world: World) -> None:
     await world.join()
     answer = await world.admin.delete("/nodes/n1")
@@ -183,6 +213,32 @@ async def test_a_draining_node_is_told_and_gets_no_more(world: World) -> None:
     assert await world.claim() == []
     assert (await world.node("/nodes/n1/heartbeat", {}))["drain"] is True
     assert (await world.admin.delete("/nodes/n9")).status_code == 404
+
+
+async def test_workers_behind_one_port_are_one_node(world: World) -> None:
+    for index in range(3):
+        url = f"http://gw:1/workers/{index}"
+        await world.join(f"gw-{index}", worker_of="gw", gateway_url=url, max_run_workers=4)
+    await world.join("alone")
+    await world.submit(task(num_samples=3))
+    for index in range(2):
+        (lease,) = await world.claim(f"gw-{index}", room=1)
+        held = [{"session_id": lease["session_id"], "attempt": 1, "state": "RUNNING"}]
+        await world.node(f"/nodes/gw-{index}/heartbeat", {"held": held, "load": {"run_inflight": index + 1}})
+    alone, whole = await world.get("/nodes")
+    assert (alone["node_id"], alone["workers"]) == ("alone", 1)
+    told = [whole[name] for name in ("node_id", "workers", "gateway_url", "max_run_workers", "sessions", "draining")]
+    assert told == ["gw", 3, "http://gw:1", 12, 2, False]
+    assert whole["metrics"]["run_inflight"] == 3
+    assert await world.get("/nodes/gw") == whole
+    assert (await world.get("/nodes/gw-1"))["metrics"]["run_inflight"] == 2
+    assert (await world.get("/rollout/status"))["nodes"]["total"] == 2
+    assert (await world.admin.delete("/nodes/gw-1")).json()["draining"] is True
+    assert (await world.get("/nodes/gw"))["draining"] is False
+    assert (await world.admin.delete("/nodes/gw")).json()["draining"] is True
+    for index in range(3):
+        assert await world.claim(f"gw-{index}") == []
+    assert len(await world.claim("alone")) == 1
 
 
 async def test_a_node_that_makes_no_sense_is_refused(world: World) -> None:

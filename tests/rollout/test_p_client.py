@@ -6,6 +6,7 @@ The shapes are restated here from what is published, with what they refuse refus
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 from pathlib import Path
@@ -16,8 +17,11 @@ import pytest
 
 from polar.config import load_task, parse_task
 from polar.contract.errors import UsageError
-from polar.harnesses import Endpoint, make_harness
+from polar.contract.rollout import Delivery
+from polar.evaluators import make_evaluator
+from polar.harnesses import Endpoint, Installed, make_harness
 from polar.rollout.callbacks import CallbackConfig
+from tests.rollout import making
 from tests.rollout.conftest import MakeWorld, World
 from tests.rollout.making import TOKENS
 from tests.rollout.receiver import Receiver
@@ -167,6 +171,64 @@ def dumped(task_id: str = "p-1", **fields: Any) -> dict[str, Any]:
     }
 
 
+WORKSPACE = "/polar/session/workspace"
+TEST_LINE = f"cd {WORKSPACE} && python3 test_calculator.py && echo 'PASSED test_calculator'"
+
+
+def calculator(**config: Any) -> dict[str, Any]:
+    """The task of their first example, as it writes it: it names what it wants, and no more."""
+    files = [
+        {"type": "upload_file", "source": f"/home/u/assets/{name}.py", "target": f"{WORKSPACE}/{name}.py"}
+        for name in ("test_calculator", "calculator")
+    ]
+    return {
+        "task_id": "calculator-codex-20260101T000000Z",
+        "instruction": "Write the parser.",
+        "num_samples": 4,
+        "timeout_seconds": 1200.0,
+        "runtime": {
+            "backend": "docker",
+            "image": "polar-localhost-calculator:latest",
+            "prepare": [
+                {"type": "exec", "command": f"npm install -g @openai/codex && mkdir -p {WORKSPACE} && git init -q"},
+                *files,
+                {"type": "exec", "command": f"cd {WORKSPACE} && git add -A && git commit -qm initial"},
+            ],
+            "network": "host",
+            "workdir": WORKSPACE,
+        },
+        "agent": {
+            "harness": "codex",
+            "model_name": "openai/gpt-5.5",
+            "settings": {"version": "0.125.0", "reasoning_effort": "xhigh"},
+        },
+        "builder": {"strategy": "prefix_merging"},
+        "evaluator": {
+            "strategy": "test_on_output",
+            "config": {
+                "repo_dir": WORKSPACE,
+                "patch_command": f"cd {WORKSPACE} && git add -A && git diff --cached --binary",
+                "test_command": TEST_LINE,
+                "test_timeout": 60.0,
+                "expected_output_json": {"test_calculator": "PASSED"},
+                "exclude_patterns": ["node_modules/**", "**/node_modules/**", "**/.venv/**", ".codex/**"],
+                **config,
+            },
+            "refresh_runtime": True,
+        },
+    }
+
+
+def possible(**config: Any) -> dict[str, Any]:
+    """That task with its files written by steps, and without a version of the harness."""
+    task = calculator(**config)
+    steps = task["runtime"]["prepare"]
+    for step in steps[1:3]:
+        step.update(type="exec", command=f"cat > {step['target']} <<'X'\nprint()\nX", source=None, target=None)
+    del task["agent"]["settings"]["version"]
+    return task
+
+
 # ---- what they write -------------------------------------------------------------------------------------
 
 
@@ -215,6 +277,92 @@ def test_what_can_not_be_done_is_refused_in_one_line(fields: dict[str, Any], wor
     with pytest.raises(UsageError, match=word) as error:
         parse_task(dumped(runtime=runtime(**fields)))
     assert "\n" not in str(error.value)
+
+
+def test_their_first_example_is_refused_for_its_files_and_its_version_and_taken_without() -> None:
+    task = calculator()
+    with pytest.raises(UsageError, match=r"runtime\.prepare\[1\]: upload_file can't be had.*exec step"):
+        parse_task(task)
+    task["runtime"]["prepare"] = []
+    with pytest.raises(UsageError, match=r"agent\.settings\.version"):
+        parse_task(task)
+    taken = parse_task(possible())
+    assert len(taken.runtime.prepare) == 4
+    assert taken.evaluator.config == {
+        "test_command": TEST_LINE,
+        "timeout_seconds": 60.0,
+        "expected_output_json": {"test_calculator": "PASSED"},
+    }
+    assert make_evaluator(taken.evaluator).name == "test_on_output"
+    plan = make_harness(taken.agent).plan(
+        taken.agent, taken.instruction, Endpoint("http://x", "k", "m", 1), Installed("1", Path("/bin/codex"))
+    )
+    assert 'model_reasoning_effort = "xhigh"' in plan.files["~/.codex/config.toml"]
+
+
+@pytest.mark.parametrize(
+    ("config", "gives"),
+    [
+        ({"expected_output_json": '{"test_a": "PASSED"}'}, {"expected_output_json": {"test_a": "PASSED"}}),
+        ({"apply_timeout": 60.0, "patch_command": None, "exclude_patterns": None}, {}),
+        ({"patch_command": f"cd '{WORKSPACE}/' && git diff --binary --submodule=diff"}, {}),
+        ({"patch_command": "git diff HEAD"}, {}),
+        ({"exclude_patterns": ["**/__pycache__/**", "*.pyc", ".config/opencode/**"]}, {}),
+        ({"repo_dir": f"{WORKSPACE}/a b"}, {"test_command": f"cd '{WORKSPACE}/a b' || exit\n{TEST_LINE}"}),
+    ],
+)
+def test_how_a_patch_is_made_asks_for_nothing_where_all_of_the_work_is_carried(
+    config: dict[str, Any], gives: dict[str, Any]
+) -> None:
+    config = {"patch_command": None, **config}
+    base = {"test_command": TEST_LINE, "timeout_seconds": 60.0, "expected_output_json": {"test_calculator": "PASSED"}}
+    taken = parse_task(possible(**config)).evaluator
+    assert taken.config == base | gives
+    make_evaluator(taken)
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        ({"patch_command": f"cd {WORKSPACE} && git diff -- src"}, "patch_command.*eval_prepare"),
+        ({"patch_command": "cd /elsewhere && git add -A && git diff"}, "patch_command"),
+        ({"patch_command": "git diff; rm -r tests"}, "patch_command"),
+        ({"patch_command": 1}, "patch_command"),
+        ({"exclude_patterns": [".codex/**", "tests/**"]}, r"exclude_patterns has 'tests/\*\*'.*eval_prepare"),
+        ({"exclude_patterns": [1]}, "exclude_patterns"),
+        ({"exclude_patterns": "tests"}, "exclude_patterns"),
+        ({"repo_dir": "/testbed", "patch_command": None}, r"repo_dir '/testbed'.*runtime\.workdir"),
+        ({"repo_dir": f"{WORKSPACE}/../x", "patch_command": None}, "repo_dir"),
+        ({"repo_dir": f"{WORKSPACE}s", "patch_command": None}, "repo_dir"),
+        ({"timeout_seconds": 5}, "test_timeout"),
+        ({"expected_output_json": "{test"}, "expected_output_json is no JSON"),
+    ],
+)
+def test_what_would_be_kept_from_the_tests_is_refused_by_name(config: dict[str, Any], word: str) -> None:
+    with pytest.raises(UsageError, match=word) as error:
+        parse_task(possible(**config))
+    assert "\n" not in str(error.value)
+
+
+def test_an_expectation_that_is_no_object_is_refused_by_the_evaluator() -> None:
+    taken = parse_task(possible(expected_output_json="[1]")).evaluator
+    with pytest.raises(UsageError, match="expected_output_json"):
+        make_evaluator(taken)
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"agent": agent(harness="openclaw")}, "openclaw .*not in this version"),
+        ({"agent": agent(harness="hermes")}, "hermes .*not in this version"),
+        ({"agent": agent(harness="swe_agent")}, "swe_agent .*not in this version"),
+        ({"evaluator": {"strategy": "swebench_harness", "config": {}}}, "swebench_harness .*not in this version"),
+        ({"evaluator": {"strategy": "harbor"}}, "harbor .*not in this version"),
+    ],
+)
+def test_what_is_not_there_yet_is_refused_by_name(fields: dict[str, Any], word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        parse_task(dumped(**fields))
 
 
 def run(line: str, folder: Path) -> str:
@@ -315,6 +463,103 @@ async def test_sessions_that_ended_badly_parse_too(world: World) -> None:
     for result in status.results:
         assert result.trajectory.status == result.status
         assert result.error
+
+
+def trained(result: Result, trace: Trace) -> tuple[list[int], float] | None:
+    """What their bridge makes of a trace: the mask and the reward that it trains with; None where it leaves it out.
+
+    A session that timed out counts only if the agent's own time ended in its execution and the trace says that it is
+    to be trained; its reward is 0 then. Another session that has an error is left out, and so is a trace whose mask
+    has no 1. No reward is a reward of 0.
+    """
+    agent, told = result.trajectory.metadata.get("agent_result"), trace.metadata.get("training_filter")
+    agent, told = agent if isinstance(agent, dict) else {}, told if isinstance(told, dict) else {}
+    evaluation = result.trajectory.metadata.get("evaluation")
+    timed_out = (
+        result.status == result.trajectory.status == "TIMEOUT"
+        and (agent.get("status"), agent.get("timeout_source"), agent.get("timeout_stage"))
+        == ("timeout", "agent", "exec")
+        and (told.get("reason"), told.get("trainable")) == ("agent_timeout", True)
+        and told.get("masked") is not True
+        and not (isinstance(evaluation, dict) and evaluation.get("verifier_timeout") is True)
+    )
+    bad = result.status != "COMPLETED" or result.trajectory.status != "COMPLETED" or result.error
+    if (bad and not timed_out) or not any(trace.loss_mask):
+        return None
+    return trace.loss_mask, 0.0 if timed_out else trace.reward or 0.0
+
+
+async def ended(world: World, agent_result: dict[str, Any] | None = None, **fields: Any) -> Result:
+    """A session of two calls of the agent's, and one on the side, which a node hands over; as a client gets it."""
+    await world.join()
+    await world.submit(dumped())
+    (lease,) = await world.claim()
+    of = {"session_id": lease["session_id"], "attempt": lease["attempt"]}
+    alone = {"parent_id": None, "base_id": None, "shared": 0, "shared_messages": 0}
+    first, second, title = (making.completion(seq=seq, **of) for seq in range(3))
+    title = msgspec.structs.replace(
+        title, tools=(), prompt_delta=first.prompt_delta, messages=first.messages, **alone
+    )
+    told = making.result(task_id="p-1", **of, **fields)
+    told.trajectory.metadata |= {"agent_result": agent_result} if agent_result else {}
+    for delivery in (Delivery(**of, completions=[first, second, title]), Delivery(**of, result=told)):
+        await world.node("/nodes/n1/deliveries", delivery)
+    answer = await world.admin.get("/rollout/task/p-1")
+    (found,) = msgspec.json.decode(answer.content, type=Status).results
+    return found
+
+
+LATE = {"status": "TIMEOUT", "error": "the agent was stopped after 300 s"}
+
+
+async def test_what_is_sampled_on_the_side_is_not_trained_as_a_failure(world: World) -> None:
+    found = await ended(world)
+    assert [trained(found, trace) for trace in found.trajectory.traces] == [([1] * 4, 1.0), ([1] * 4, 1.0), None]
+    title = found.trajectory.traces[2]
+    assert title.metadata["training_filter"] == {"reason": "auxiliary", "trainable": False, "masked": True}
+    assert (title.loss_mask, title.response_logprobs, title.reward) == ([0] * 4, [0.0] * 4, None)
+    assert found.trajectory.metadata["reconstruction"]["tokens_trained"] == 8
+
+
+async def test_what_was_sampled_on_the_side_is_whole_where_nobody_trains_unasked(world: World) -> None:
+    await ended(world)
+    built = await world.get("/sessions/p-1-0/trajectory")
+    rows = [json.loads(line) for line in (await world.admin.get("/rollout/task/p-1/traces.jsonl")).text.splitlines()]
+    for traces in (built["traces"], rows):
+        assert [trace["loss_mask"] for trace in traces] == [[1] * 4] * 3
+        assert traces[2]["role"] == "auxiliary"
+        assert traces[2]["response_logprobs"] == [-0.5] * 4
+
+
+async def test_an_agent_that_ran_out_of_its_own_time_is_trained(world: World) -> None:
+    source = {"status": "timeout", "timeout_source": "agent", "timeout_stage": "exec"}
+    found = await ended(world, source, **LATE)
+    assert found.trajectory.metadata["agent_result"] == source
+    assert [trained(found, trace) for trace in found.trajectory.traces] == [([1] * 4, 0.0), ([1] * 4, 0.0), None]
+
+
+@pytest.mark.parametrize(
+    "source", [None, {"status": "timeout", "timeout_source": "session", "timeout_stage": "exec"}]
+)
+async def test_a_session_whose_whole_time_was_over_is_not_trained(
+    world: World, source: dict[str, Any] | None
+) -> None:
+    found = await ended(world, source, **LATE)
+    assert [trained(found, trace) for trace in found.trajectory.traces] == [None] * 3
+
+
+async def test_an_agent_that_failed_after_its_time_is_not_trained(world: World) -> None:
+    source = {"status": "timeout", "timeout_source": "agent", "timeout_stage": "exec"}
+    found = await ended(world, source, status="ERROR", error="the evaluation's sandbox failed")
+    assert [trained(found, trace) for trace in found.trajectory.traces] == [None] * 3
+    assert "training_filter" not in found.trajectory.traces[0].metadata
+
+
+async def test_a_task_that_was_cancelled_says_so(world: World) -> None:
+    await world.submit(dumped())
+    answer = await world.as_("submit").delete("/rollout/task/p-1")
+    assert answer.json()["status"] == "cancelled"
+    assert (await world.get("/rollout/task/p-1"))["status"] == "cancelled"
 
 
 async def test_their_callback_listener_takes_ours(make_world: MakeWorld) -> None:

@@ -124,7 +124,7 @@ async def test_a_bridge_that_waits_for_its_callback(make_world: MakeWorld) -> No
 async def test_a_bridge_that_gives_up_on_its_task(world: World) -> None:
     await world.submit(dumped("0-3"))
     answer = await world.as_("submit").delete("/rollout/task/0-3", params={"register_if_missing": True})
-    assert msgspec.json.decode(answer.content, type=Status).status == "failed"
+    assert msgspec.json.decode(answer.content, type=Status).status == "cancelled"
 
 
 async def test_an_operator_of_the_fleet(world: World) -> None:

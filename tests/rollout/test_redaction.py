@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from polar.contract.chat import Message, Text
+from polar import redaction
+from polar.contract.chat import Message, Sampling, Text, Tool
 from polar.contract.completion import Completion
 from polar.contract.errors import PolarError, UsageError
 from polar.contract.task import BuilderSpec
@@ -53,6 +56,40 @@ def test_every_text_of_a_call_is_looked_at() -> None:
     reply = Message("assistant", "my secret", reasoning="think secret", tool_calls=completion().reply.tool_calls)
     (after,) = stored([completion(reply=reply, messages=(Message("system", "secret"), Message("user", "x")))])
     assert "secret" not in repr((after.messages, after.reply))
+
+
+def test_what_a_tool_says_of_itself_is_looked_at() -> None:
+    schema = {"properties": {"x": {"description": "a secret", "enum": ["secret", 1, None]}}}
+    tools = (Tool("calc", "knows the secret", schema), Tool("bare"))
+    first, second = stored([completion(tools=tools), completion(seq=1)])
+    described = {"properties": {"x": {"description": "a [gone]", "enum": ["[gone]", 1, None]}}}
+    assert first.tools == (Tool("calc", "knows the [gone]", described), Tool("bare"))
+    assert [each.outcome for each in (first, second)] == ["redacted", "redacted"], "its ids say the same"
+    assert schema["properties"]["x"]["description"] == "a secret", "the harness's own stays"
+
+
+def test_what_is_not_in_the_ids_costs_none() -> None:
+    (after,) = stored([completion(detail="the engine said secret", sampling=Sampling(stop=("secret",)))])
+    assert (after.detail, after.sampling.stop) == ("the engine said [gone]", ("[gone]",))
+    assert (after.outcome, len(after.response_ids)) == ("ok", 4)
+
+
+def test_an_error_that_can_not_be_redacted_is_not_kept() -> None:
+    assert Redaction([("hide", hide)]).error("a secret") == "a [gone]"
+    kept = Redaction([("fails", fails)]).error("a secret")
+    assert "secret" not in kept
+    assert "fails failed" in kept
+
+
+def test_a_file_is_redacted_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "PIECE", 10)
+    path = tmp_path / "agent.stdout"
+    path.write_bytes(b"one\r\n\xff a secret here\n\na secret")
+    Redaction([("hide", hide)]).file(path)
+    assert path.read_bytes() == "one\r\n\ufffd a [gone] here\n\na [gone]".encode()
+    with pytest.raises(PolarError, match="fails failed"):
+        Redaction([("fails", fails)]).file(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_redacted_is_accounted_for_and_not_trained() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 
+from polar.rollout import tasks_api
+from tests.cli.making import environment, run
 from tests.rollout.conftest import MakeWorld, World
-from tests.rollout.making import task
+from tests.rollout.making import TOKENS, task
 
 
 async def test_the_same_task_again_has_the_same_answer_and_runs_once(world: World) -> None:
@@ -125,24 +129,46 @@ async def test_waiting_ends_when_its_time_is_up(world: World) -> None:
         assert (await world.get("/rollout/task/t1", wait=0.1))["status"] == "running"
 
 
-async def test_a_cancelled_task_ends_as_failed_and_keeps_what_it_had(world: World) -> None:
+async def test_a_cancelled_task_ends_as_cancelled_and_keeps_what_it_had(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await world.join()
     await world.submit(task(num_samples=3))
     (lease,) = await world.claim(room=1)
     (held,) = await world.claim(room=1)
     await world.finish(lease)
+    monkeypatch.setattr(tasks_api, "CANCEL_WAIT", 0.1)
     answer = await world.as_("submit").delete("/rollout/task/t1")
     assert answer.status_code == 200
     assert answer.json()["completed_sessions"] == 2  # the finished one and the one that nobody held
+    assert answer.json()["status"] == "running"  # the node has not ended the other one
+    waiting = asyncio.create_task(world.get("/rollout/task/t1", wait=30))
+    done, _ = await asyncio.wait({waiting}, timeout=0.2)
+    assert not done
     beat = await world.node(
         "/nodes/n1/heartbeat", {"held": [{"session_id": held["session_id"], "attempt": 1, "state": "RUNNING"}]}
     )
     assert beat["cancelled"] == {held["session_id"]: "cancelled"}
     await world.finish(held, status="ERROR", error="cancelled", reward=None)
-    status = await world.get("/rollout/task/t1")
-    assert status["status"] == "failed"
+    async with asyncio.timeout(10):
+        status = await waiting
+    assert status["status"] == "cancelled"
     assert [each["status"] for each in status["results"]] == ["COMPLETED", "ERROR", "ERROR"]
     assert {each["error"] for each in status["results"]} == {None, "cancelled"}
+
+
+async def test_who_cancels_sees_every_result_if_the_nodes_end_soon(world: World) -> None:
+    await world.join()
+    await world.submit(task(num_samples=2))
+    (held,) = await world.claim(room=1)
+    cancelling = asyncio.create_task(world.as_("submit").delete("/rollout/task/t1"))
+    beat = {"held": [{"session_id": held["session_id"], "attempt": 1, "state": "RUNNING"}]}
+    async with asyncio.timeout(10):
+        while not (await world.node("/nodes/n1/heartbeat", beat))["cancelled"]:
+            continue
+        await world.finish(held, status="ERROR", error="cancelled", reward=None)
+        status = (await cancelling).json()
+    assert (status["status"], status["completed_sessions"], len(status["results"])) == ("cancelled", 2, 2)
 
 
 async def test_cancelling_again_changes_nothing(world: World) -> None:
@@ -150,7 +176,7 @@ async def test_cancelling_again_changes_nothing(world: World) -> None:
     first = (await world.admin.delete("/rollout/task/t1")).json()
     again = (await world.admin.delete("/rollout/task/t1")).json()
     assert first == again
-    assert first["status"] == "failed"
+    assert first["status"] == "cancelled"
 
 
 async def test_a_task_that_was_cancelled_before_it_came_is_refused(world: World) -> None:
@@ -235,3 +261,24 @@ async def test_two_who_submit_at_once_make_one_task(world: World) -> None:
     )
     assert sorted(answer.status_code for answer in answers) == [200] * 8 + [409] * 8
     assert len(await world.ledger.sessions("t1")) in (2, 3)
+
+
+@pytest.mark.parametrize(("status", "code"), [("COMPLETED", 0), ("ERROR", 1)])
+async def test_who_submits_and_waits_is_told_by_the_exit_code(
+    world: World, tmp_path: Path, status: str, code: int
+) -> None:
+    await world.join()
+    (tmp_path / "task.json").write_text(json.dumps(task(num_samples=2)))
+    env = environment(POLAR_SERVER=world.url, POLAR_TOKEN=TOKENS["submit"])
+    waiting = asyncio.create_task(
+        asyncio.to_thread(run, ["submit", "task.json", "--wait", "--json"], tmp_path, env=env, timeout=60)
+    )
+    leases: list[dict[str, Any]] = []
+    async with asyncio.timeout(60):
+        while not leases:  # a claim is cut short where its node sends no heartbeats
+            leases = await world.claim(wait=1)
+    first, second = leases
+    await world.finish(first)
+    await world.finish(second, status=status, error=None if status == "COMPLETED" else "it broke")
+    done = await waiting
+    assert (done.code, done.json[0]["completed_sessions"]) == (code, 2), done

@@ -66,6 +66,12 @@ async def test_its_first_process_cannot_be_looked_into_or_killed(make_box):
     assert (await box.sh("echo alive")).out == "alive\n"
 
 
+async def test_a_command_that_kills_all_it_can_ends_alone(make_box):
+    box = await make_box()
+    assert (await asyncio.wait_for(box.sh("kill -9 -1 2 $PPID $$"), 20)).exit_code == -9
+    assert (await box.sh("echo alive")).out == "alive\n"
+
+
 async def test_no_network_but_the_listener(make_box):
     server = socket.create_server(("127.0.0.1", 0))
     box = await make_box()

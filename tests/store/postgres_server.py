@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,20 +13,19 @@ from pathlib import Path
 
 import psutil
 import psycopg
-import pytest
+
+from tests.support.missing import missing
+from tests.support.ports import free_port
 
 USER, PASSWORD = "polar", "secret"
 
 
 def binaries() -> Path:
-    """The folder with ``initdb`` and ``postgres``; without one the test is skipped, or fails where
-    POLAR_REQUIRE_POSTGRES=1 says that there must be one."""
-    for folder in _candidates():
-        if (folder / "initdb").is_file() and (folder / "postgres").is_file():
-            return folder
-    if os.environ.get("POLAR_REQUIRE_POSTGRES") == "1":
-        pytest.fail("no PostgreSQL server here, and POLAR_REQUIRE_POSTGRES=1: install one (Debian: postgresql)")
-    pytest.skip("no PostgreSQL server here (initdb is not on PATH): install one (Debian: postgresql)")
+    """The folder with ``initdb`` and ``postgres``; without one the test is skipped, or fails where one must be."""
+    found = [each for each in _candidates() if (each / "initdb").is_file() and (each / "postgres").is_file()]
+    if not found:
+        missing("no PostgreSQL server here (initdb is not on PATH): install one (Debian: postgresql)")
+    return found[0]
 
 
 def _candidates() -> list[Path]:
@@ -45,9 +43,7 @@ class Server:
     def __init__(self, *, durable: bool = False) -> None:
         self._bin = binaries()
         self.folder = Path(tempfile.mkdtemp(prefix="polar-pg-"))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self._durable = durable
         self._process: subprocess.Popen[bytes] | None = None
         self._identity: dict[str, object] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import psycopg
 import pytest
 
 from polar.contract.rollout import AuditEntry
-from polar.store import Ledger, events
+from polar.store import Ledger, StoreConflict, events
 from tests.store import making
 from tests.store.postgres_server import Server
 
@@ -68,7 +69,7 @@ async def test_a_callback_is_due_when_the_last_session_has_ended(store: Ledger) 
     await store.deliver("n", making.delivery(quiet), 1.0)
     assert await store.callbacks_due(9.0) == []
     await store.deliver("n", making.delivery(other), 2.0)
-    assert await store.callbacks_due(9.0) == [("task", "http://t/done", 0)]
+    assert await store.callbacks_due(9.0) == [("task", "http://t/done", 0, 2.0)]
 
 
 async def test_a_callback_is_tried_until_it_arrives_or_is_given_up(store: Ledger) -> None:
@@ -76,7 +77,7 @@ async def test_a_callback_is_tried_until_it_arrives_or_is_given_up(store: Ledger
         await _run(store, name, callback_url=f"http://{name}")
         await store.callback_tried(name, arrived=False, retry_at=50.0, error="refused")
     assert await store.callbacks_due(49.0) == []
-    assert await store.callbacks_due(50.0) == [("a", "http://a", 1), ("b", "http://b", 1)]
+    assert await store.callbacks_due(50.0) == [("a", "http://a", 1, 50.0), ("b", "http://b", 1, 50.0)]
     assert await store.callbacks_failed() == [("a", "refused"), ("b", "refused")]
     await store.callback_tried("a", arrived=True, retry_at=None, error=None)
     await store.callback_tried("b", arrived=False, retry_at=None, error="gone \udcff")
@@ -86,9 +87,25 @@ async def test_a_callback_is_tried_until_it_arrives_or_is_given_up(store: Ledger
     assert await store.callbacks_due(999.0) == []
 
 
+async def test_of_several_who_would_send_a_callback_one_takes_it(store: Ledger) -> None:
+    await _run(store, "a", callback_url="http://a")
+    (due,) = await store.callbacks_due(5.0)
+    both = await asyncio.gather(*(store.put_off_callback(due, until) for until in (35.0, 45.0)))
+    assert sorted(both) == [False, True]
+    assert await store.callbacks_due(30.0) == []
+    (again,) = await store.callbacks_due(100.0)  # whoever took it has died
+    assert await store.put_off_callback(again, 200.0)
+    assert not await store.put_off_callback(again, 300.0)
+    assert await store.put_off_callback(again._replace(due_at=200.0), 6.0)  # given back
+    assert [each.due_at for each in await store.callbacks_due(6.0)] == [6.0]
+    await store.callback_tried("a", arrived=True, retry_at=None, error=None)
+    assert not await store.put_off_callback(again._replace(due_at=6.0), 400.0)  # it is owed no more
+    assert await store.callbacks_due(999.0) == []
+
+
 async def test_a_task_without_sessions_is_over_at_once(store: Ledger) -> None:
     await store.submit(making.task(num_samples=0, callback_url="http://t"), 1.0)
-    assert await store.callbacks_due(1.0) == [("task", "http://t", 0)]
+    assert await store.callbacks_due(1.0) == [("task", "http://t", 0, 1.0)]
     assert await store.progress() == [("task", "completed", 0, 0, 0)]
 
 
@@ -203,6 +220,18 @@ async def test_a_task_is_kept_until_its_callback_has_arrived(store: Ledger) -> N
     assert (await store.purge(100.0)).tasks == 1
 
 
+async def test_what_is_forgotten_is_gone_from_the_file_and_its_log(sqlite_store: Ledger, tmp_path: Path) -> None:
+    await sqlite_store.submit(making.task("t", metadata={"long": "a secret" * 2000}), 1.0)
+    (lease,) = await sqlite_store.claim("n", 1, 30.0, 1.0)
+    await sqlite_store.deliver("n", making.delivery(lease, calls=2, status="ERROR", error="a secret"), 2.0)
+    assert "secret" in str(await sqlite_store.events_after(0))
+    assert (await sqlite_store.purge(100.0)).tasks == 1
+    assert "secret" not in str(await sqlite_store.events_after(0))
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["polar.db", "polar.db-shm", "polar.db-wal", "polar.db.lock"]
+    assert not [name for name in files if b"secret" in (tmp_path / name).read_bytes()]
+
+
 async def test_nodes_long_gone_are_forgotten(store: Ledger) -> None:
     await store.put_node(making.node("gone"), 0.0)
     await store.put_node(making.node("here"), 1000.0)
@@ -265,3 +294,21 @@ async def test_what_is_due_to_some_hosts_can_be_left_out(store: Ledger) -> None:
     assert [due.task_id for due in await store.callbacks_due(10.0)] == list("abcde")
     assert [due.task_id for due in await store.callbacks_due(10.0, but_not=["dead:80"])] == ["d", "e"]
     assert [due.task_id for due in await store.callbacks_due(10.0, but_not=["dead:80", "live"])] == ["d"]
+
+
+async def test_one_session_of_no_task_is_forgotten_with_what_is_its_own(store: Ledger) -> None:
+    tools = making.large_tools()
+    for name in ("bare", "other"):
+        await store.put_session(making.session(name, task_id=name))
+        await store.put_completion(making.completion(name, tools=tools))
+    await store.finish_session(making.session("bare", task_id="bare", state="ERROR"), making.result(
+        "bare", task_id="bare", status="ERROR"
+    ))  # fmt: skip
+    assert await store.forget_session("bare") == 1
+    assert await store.forget_session("bare") == 0
+    assert [s.session_id for s in await store.sessions()] == ["other"]
+    assert await store.results() == []
+    assert (await store.completions("other"))[0].tools == tools
+    await store.submit(making.task(), 0.0)
+    with pytest.raises(StoreConflict, match="is of task task"):
+        await store.forget_session("task-0")

@@ -45,6 +45,24 @@ async def test_results_are_handed_over_until_they_are_marked(journal: SQLiteJour
     assert [r.session_id for r in await journal.undelivered()] == ["y"]
 
 
+async def test_what_was_refused_for_good_is_set_aside_with_its_reason(journal: SQLiteJournal, tmp_path: Path) -> None:
+    await journal.put_session(making.session())
+    for seq in range(3):
+        await journal.put_completion(making.completion(seq=seq))
+    await journal.finish_session(making.session(state="COMPLETED"), making.result())
+    await journal.set_aside({"s-2": "too large", "s-1": "cut \udcff"})
+    assert [c.completion_id for c in await journal.unshipped(10)] == ["s-0"]
+    assert await journal.refused("s", 2) == {}
+    await journal.set_result_aside("s", 1, "not valid")
+    assert await journal.undelivered() == []
+    await journal.close()
+    again = SQLiteJournal(tmp_path / "journal.db")
+    await again.open()
+    assert list((await again.refused("s", 1)).items()) == [("s-1", "cut \udcff"), ("s-2", "too large")]
+    assert [c.completion_id for c in await again.completions("s")] == ["s-0", "s-1", "s-2"]
+    await again.close()
+
+
 async def test_a_journal_that_was_cut_off_goes_on_where_it_was(journal: SQLiteJournal, tmp_path: Path) -> None:
     await journal.put_session(making.session())
     await journal.put_completion(making.completion(seq=0))
@@ -69,6 +87,31 @@ async def test_nothing_is_forgotten_before_it_is_handed_over(journal: SQLiteJour
     assert (await journal.purge(100.0)).sessions == 0
     await journal.delivered("s", 1)
     assert await journal.purge(100.0) == (1, 1, 1)
+
+
+async def test_what_was_handed_over_is_forgotten_whether_it_ended_here_or_was_cut_off(journal: SQLiteJournal) -> None:
+    tools = making.large_tools()
+    for sample, name in enumerate(("ended", "cut", "kept", "held", "new", "aside")):
+        late = {"updated_at": 200.0} if name == "new" else {}
+        record = making.session(name, sample_index=sample, task_id="other" if name == "cut" else "task", **late)
+        await journal.put_session(record)
+        await journal.put_completion(making.completion(name, tools=tools))
+    for task in ("task", "other"):
+        await journal.put_task(making.task(task))
+    await journal.finish_session(making.session("ended", state="COMPLETED"), making.result("ended"))
+    handed = [f"{name}-0" for name in ("ended", "cut", "held", "new")]
+    await journal.shipped(handed)
+    assert await journal.forget_handed_over(100.0, {"held"}) == (1, 1, 1), "cut, with its task"
+    await journal.delivered("ended", 1)
+    await journal.set_aside({"aside-0": "too large"})
+    assert await journal.forget_handed_over(100.0, {"held"}) == (0, 2, 2), "ended, and what was set aside"
+    assert [s.session_id for s in await journal.sessions()] == ["kept", "held", "new"]
+    assert [t.task_id for t in await journal.tasks()] == ["task"]
+    # What has come since into the places of the forgotten is handed over as it should be.
+    await journal.put_session(making.session("aside", sample_index=5, attempt=2))
+    await journal.put_completion(making.completion("aside", attempt=2))
+    assert [c.completion_id for c in await journal.unshipped(10)] == ["kept-0", "aside-0"]
+    assert (await journal.completions("held"))[0].tools == tools
 
 
 async def test_a_ledger_takes_what_a_journal_hands_over(journal: SQLiteJournal, store: Ledger) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from polar.contract.rollout import NodeLoad
 from polar.store import Ledger, StoreConflict
-from polar.store.ledger import MAX_ATTEMPTS
+from polar.store.ledger import MAX_ATTEMPTS, MAX_HANDED_BACK
 from tests.store import making
 
 
@@ -183,6 +183,24 @@ async def test_handing_back_does_not_count_against_the_cap(store: Ledger) -> Non
     assert record.state == "ERROR"
 
 
+async def test_a_session_that_every_node_hands_back_because_of_an_error_ends(store: Ledger) -> None:
+    await store.submit(making.task(), 0.0)
+    for number in range(1, MAX_HANDED_BACK + 1):
+        (drained,) = await _claim(store, node="drains")
+        await store.release("drains", "task-0", drained.attempt, 1.0)  # which may happen as often as it likes
+        (lease,) = await _claim(store, node=f"n{number}")
+        for _ in range(2):  # the answer was lost, and it is handed back once more: that counts once
+            await store.release(f"n{number}", "task-0", lease.attempt, 1.0, error="the disk is full")
+    assert await _claim(store) == []
+    (result,) = await store.results()
+    assert (result.status, result.attempt) == ("ERROR", 2 * MAX_HANDED_BACK)
+    assert result.error == (
+        f"attempts exhausted: handed back {MAX_HANDED_BACK} times, at last by node n{MAX_HANDED_BACK}: "
+        "the disk is full"
+    )
+    assert await store.progress() == [("task", "completed", 1, 1, 0)]
+
+
 async def test_cancelling_ends_what_waits_and_tells_those_who_hold_the_rest(store: Ledger) -> None:
     await store.submit(making.task(num_samples=4), 0.0)
     ends, lapses, returns = await _claim(store, 3)
@@ -191,7 +209,7 @@ async def test_cancelling_ends_what_waits_and_tells_those_who_hold_the_rest(stor
     assert [(r.state, r.error) for r in records] == [("REGISTERED", None)] * 3 + [("ERROR", "cancelled")]
     assert await store.cancel("task", 2.0, "again") == records
     assert await store.cancel("unknown", 1.0) is None
-    assert (await store.progress())[0].status == "failed"
+    assert (await store.progress())[0].status == "running"
     assert await _claim(store, node="m") == []
 
     reply = await store.renew("n", [making.held(ends), making.held(returns)], 10.0, 5.0)
@@ -202,6 +220,7 @@ async def test_cancelling_ends_what_waits_and_tells_those_who_hold_the_rest(stor
     ended = [(s.state, s.error) for s in await store.sessions()]
     assert ended == [("ERROR", "cancelled")] * 4
     assert len(await store.results()) == 4
+    assert await store.progress() == [("task", "cancelled", 4, 4, 0)]
     assert await store.cancel("task", 11.0) == await store.sessions("task")
 
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from polar.contract.rollout import Delivery, Lease
 from polar.contract.task import TaskRequest
 from polar.store import StoreConflict, open_store
-from polar.store.ledger import MAX_ATTEMPTS, StoredResult
+from polar.store.ledger import MAX_ATTEMPTS, MAX_HANDED_BACK, StoredResult
 from tests.store import making
 from tests.store.postgres_server import Server
 
@@ -37,6 +37,7 @@ class Session:
     holder: str | None = None
     lapses: float = 0.0
     handed_back: int = 0
+    refused: int = 0
     cancelled: str | None = None
 
     @property
@@ -77,9 +78,11 @@ class Truth:
                 if session.holder is None:
                     self.end(name, "ERROR")
 
-    def take_back(self, name: str, *, counts: bool) -> None:
+    def take_back(self, name: str, *, counts: bool, error: bool = False) -> None:
         session = self.sessions[name]
-        if session.cancelled or (counts and session.attempt - session.handed_back >= MAX_ATTEMPTS):
+        session.refused += error
+        exhausted = counts and session.attempt - session.handed_back >= MAX_ATTEMPTS
+        if session.cancelled or exhausted or (error and session.refused >= MAX_HANDED_BACK):
             self.end(name, "ERROR")
             return
         session.attempt, session.state, session.holder = session.attempt + 1, "REGISTERED", None
@@ -212,12 +215,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.do(self.store.deliver(*data.draw(st.sampled_from(self.accepted)), self.now))
 
     @precondition(lambda self: self.believed)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), error=st.none() | st.just("the disk is full"))
+    def release(self, data: st.DataObject, error: str | None) -> None:
         node, lease = data.draw(st.sampled_from(self.believed))
-        self.do(self.store.release(node, lease.session_id, lease.attempt, self.now))
+        self.do(self.store.release(node, lease.session_id, lease.attempt, self.now, error))
         if self.holds(node, lease):
-            self.truth.take_back(lease.session_id, counts=False)
+            self.truth.take_back(lease.session_id, counts=False, error=error is not None)
 
     # What happens by itself
 
@@ -263,7 +266,7 @@ class LedgerMachine(RuleBasedStateMachine):
             ended = sum(session.ended for session in sessions)
             assert (told.sessions, told.ended) == (len(sessions), ended)
             assert told.usable == self.truth.usable.get(told.task_id, 0)
-            assert (told.status == "running") <= (ended < len(sessions))
+            assert (told.status == "running") == (ended < len(sessions))
 
     @invariant()
     def callbacks_are_due_for_exactly_the_tasks_that_are_over(self) -> None:

@@ -344,9 +344,9 @@ def test_a_missing_server_is_a_failure_where_one_is_required(monkeypatch: pytest
     from tests.store import postgres_server
 
     monkeypatch.setattr(postgres_server, "_candidates", list)
-    monkeypatch.delenv("POLAR_REQUIRE_POSTGRES", raising=False)
+    monkeypatch.delenv("POLAR_REQUIRE_ALL", raising=False)
     with pytest.raises(pytest.skip.Exception, match="no PostgreSQL server here"):
         postgres_server.binaries()
-    monkeypatch.setenv("POLAR_REQUIRE_POSTGRES", "1")
-    with pytest.raises(pytest.fail.Exception, match="POLAR_REQUIRE_POSTGRES"):
+    monkeypatch.setenv("POLAR_REQUIRE_ALL", "1")
+    with pytest.raises(pytest.fail.Exception, match="POLAR_REQUIRE_ALL"):
         postgres_server.binaries()

@@ -7,6 +7,8 @@ is captured, and carries the reason from then on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from polar.contract.arrays import Floats, Ids
@@ -26,17 +28,21 @@ def judge(
     finish_reason: FinishReason,
     usage: Usage | None,
     limit: int | None = None,
+    doubt: str | None = None,
 ) -> tuple[Outcome, str | None]:
     """How a call ended, and one line of detail where it may not be trained.
 
     Args:
         usage: the engine's own counts, where it reports any.
         limit: how many ids the reply could have had, where that is known exactly.
+        doubt: why the ids are not just those that were sampled, where whoever read them found that.
     """
     said_something = bool(message.content or message.reasoning or message.tool_calls)
     counted = usage.completion_tokens if usage else 0
     if finish_reason == "abort":
         return "aborted", "the engine ended the generation before it was whole"
+    if doubt is not None:
+        return "token_mismatch", doubt
     if not len(response_ids) and (said_something or counted):
         return "no_token_ids", "the engine returned a reply without the ids it sampled"
     if not len(prompt_ids):
@@ -52,6 +58,27 @@ def judge(
     if min(int(response_ids.min()), int(prompt_ids.min())) < 0:
         return "token_mismatch", "a negative token id"
     return _judge_logprobs(response_ids, logprobs)
+
+
+def doubt_end(
+    last: int | None, stop_ids: frozenset[int], *, stop_sequence: str | None, asked: Sequence[str]
+) -> str | None:
+    """What is wrong with the end of a reply of which an engine, which is known to tell the id that ends one, says
+    that the model ended it; ``None``: nothing.
+
+    Args:
+        last: its last id, if it has any.
+        stop_sequence: the stop string at which the engine says that it ended.
+        asked: the stop strings that it was to look for.
+    """
+    if stop_sequence is not None and stop_sequence not in asked:
+        return f"the engine ended the reply at {stop_sequence!r}, which is no stop string of the call"
+    if stop_sequence is None and last is not None and last not in stop_ids:
+        return (
+            f"the model ended the reply, but its last id {last} ends none: ids are lost, or the tokenizer's folder "
+            "lacks the model's generation_config.json"
+        )
+    return None
 
 
 def _judge_logprobs(response_ids: Ids, logprobs: Floats) -> tuple[Outcome, str | None]:

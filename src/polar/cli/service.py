@@ -53,7 +53,8 @@ def submit(
 
     statuses = _with_client(server, work)
     _print_statuses(statuses, as_json)
-    if any(status.status == "failed" for status in statuses):
+    ended = [result.status for status in statuses for result in status.results] if wait else []
+    if any(status.status == "cancelled" for status in statuses) or any(each != "COMPLETED" for each in ended):
         raise typer.Exit(1)
 
 
@@ -227,13 +228,14 @@ def _reward(metadata: dict[str, Any]) -> str:
 
 def _table_of_nodes(found: list[Any]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("node", "state", "init", "ready", "run", "post", "sessions", "address", "heard"):
+    for column in ("node", "workers", "state", "init", "ready", "run", "post", "sessions", "address", "heard"):
         table.add_column(column)
     for node in found:
         state = "draining" if node.draining else "healthy" if node.healthy else "away"
         load = node.metrics
         table.add_row(
             node.node_id,
+            str(node.workers),
             state,
             f"{load.init_inflight}/{node.max_init_workers}",
             str(load.ready_depth),

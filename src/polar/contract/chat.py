@@ -61,7 +61,8 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How to sample. ``None`` leaves the engine's default. Logit biases are keyed by token id."""
+    """How to sample. ``None`` leaves a setting open: where token ids are sent it is then neutral (temperature 1,
+    nothing cut off, no penalty), and in chat mode the engine's own default. Logit biases are keyed by token id."""
 
     temperature: float | None = None
     top_p: float | None = None

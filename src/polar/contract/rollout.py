@@ -19,11 +19,14 @@ from polar.contract.task import TaskRequest
 
 HEARTBEAT_SECONDS = 2.0
 """Between two signs of life of a node."""
+LARGEST_DELIVERY = 1024 * 1024 * 1024
+"""Bytes of a delivery that a server takes. A conversation with many images is large."""
 BARE_NODE = "capture_node"
 """In the metadata of a bare capture session's record: the node it is on, from first to last."""
 
-TaskState = Literal["running", "completed", "failed"]
-"""``completed``: every session has ended, in whatever way. ``failed``: it was cancelled before that."""
+TaskState = Literal["running", "completed", "cancelled"]
+"""``completed``: every session has ended, in whatever way. ``cancelled``: so they have, and it was cancelled before.
+A task that was cancelled is ``running`` until its nodes have ended what they held."""
 
 
 class Lease(msgspec.Struct, kw_only=True):
@@ -70,6 +73,8 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_run_workers: int
     max_postrun_workers: int
     max_ready: int = 0
+    worker_of: str = ""
+    """The node that this process is a worker of, where several share a port."""
     version: str = ""
     harnesses: dict[str, str] = {}
     """Installed harnesses and their versions."""
@@ -77,7 +82,8 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeInfo(msgspec.Struct, kw_only=True):
-    """A node as the server knows it. ``healthy``: it was heard of within its lease time."""
+    """A node as the server knows it. ``healthy``: it was heard of within its lease time. Where it has several workers
+    behind one port the numbers are those of all that are healthy, and so is ``workers`` itself."""
 
     node_id: str
     gateway_url: str
@@ -91,16 +97,20 @@ class NodeInfo(msgspec.Struct, kw_only=True):
     last_heartbeat: float = 0.0
     sessions: int = 0
     """Leases it holds."""
+    worker_of: str = ""
+    workers: int = 1
     version: str = ""
     harnesses: dict[str, str] = {}
     engines: list[dict[str, Any]] = []
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's sign of life: what it holds and how full it is. It renews every lease that it names."""
+    """A node's sign of life: what it holds and how full it is. It renews every lease that it names. ``draining``: it
+    is about to end, and takes no more."""
 
     held: list[Held] = []
     load: NodeLoad = NodeLoad()
+    draining: bool = False
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,10 +133,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
-    """A node hands a session attempt back, unfinished."""
+    """A node hands a session attempt back, unfinished: because it drains, or because of an error of its own."""
 
     session_id: str
     attempt: int
+    error: str | None = None
 
 
 class Delivery(msgspec.Struct, kw_only=True):

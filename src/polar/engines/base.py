@@ -51,6 +51,9 @@ class EngineInfo:
     protocols and yet not be able to serve them all, by its version or how it was started: ``chat_only`` says why
     it can't take token ids; ``renders`` that it is a ``RenderingEngine``; ``structured`` that ``generate`` can hold
     a reply to a ``response_format``.
+
+    ``tokenizer``: what tells a server from others that serve another model, where ``model`` does not: SGLang calls
+    itself by the path of its newest weights, and its tokenizer stays.
     """
 
     kind: str
@@ -64,6 +67,7 @@ class EngineInfo:
     chat_only: str | None = None
     renders: bool = False
     structured: bool = False
+    tokenizer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,9 @@ class TokenChunk:
 class ChatChunk:
     """A piece of a chat engine's reply: what the client sees, and the ids behind it.
 
-    ``prompt_ids`` come once. The last chunk has ``finish_reason``, ``usage`` and the whole ``message``. Ids and
-    logprobs pair up over the whole reply, not chunk by chunk: some engines send the ids at the end.
+    ``prompt_ids`` come once. The last chunk has ``finish_reason``, the engine's own ``usage`` (``None`` where it
+    sends none), the whole ``message``, and in ``doubt`` why the ids are not just those that were sampled, where that
+    shows. Ids and logprobs pair up over the whole reply, not chunk by chunk: some engines send the ids at the end.
     """
 
     deltas: Sequence[Delta] = ()
@@ -103,6 +108,7 @@ class ChatChunk:
     stop_sequence: str | None = None
     usage: Usage | None = None
     weight_spans: Sequence[WeightSpan] = field(default=())
+    doubt: str | None = None
 
 
 @runtime_checkable
@@ -155,7 +161,8 @@ class TokenEngine(Engine, Protocol):
         response_format: dict[str, Any] | None = None,
         stream: bool = True,
     ) -> AsyncIterator[TokenChunk]:
-        """Sample a reply. ``affinity`` names the session, for engines that keep its prefix warm.
+        """Sample a reply. It ends at one of ``stop_ids``, which is its last id then; ``affinity`` names the session,
+        for engines that keep its prefix warm.
 
         ``response_format`` (``{"type": "json_object"}``, or ``json_schema`` with a schema, in OpenAI's shape) binds
         the reply; it is given only to an engine whose ``info.structured`` says that it can.

@@ -4,11 +4,15 @@ start and said in one line, not at the first call of the hundredth session.
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from polar.contract.errors import UsageError
 from polar.engines.base import EngineError, EngineInfo
 from polar.engines.http import Upstream
+
+log = logging.getLogger("polar.engines")
 
 _KINDS = ("vllm", "sglang")
 
@@ -49,10 +53,12 @@ async def ask_models(upstream: Upstream, model: str | None) -> EngineInfo:
 
 def _describe(url: str, model: str | None, models: tuple[int, bytes], version: tuple[int, bytes]) -> EngineInfo:
     served = _served(url, *models)
-    card = served[0] if model is None else next((m for m in served if m.id == model), None)
+    card = served[0] if model is None else next((m for m in served if m.id == model), None) or _renamed(served)
     if card is None:
         names = ", ".join(m.id for m in served)
         raise UsageError(f"{url} does not serve the model {model!r}: choose one of {names} with --model")
+    if model not in (None, card.id):
+        log.warning("%s lists no model %r, but only %s: taking it, for new weights rename it", url, model, card.id)
     base = next((m for m in served if m.id == card.parent), card)
     return EngineInfo(
         kind=base.owned_by if base.owned_by in _KINDS else "openai",
@@ -62,6 +68,12 @@ def _describe(url: str, model: str | None, models: tuple[int, bytes], version: t
         version=_version(*version),
         url=url,
     )
+
+
+def _renamed(served: list[WireModel]) -> WireModel | None:
+    """The model that may have had another name: an update of the weights makes SGLang go by their path."""
+    bases = [model for model in served if model.parent is None]
+    return bases[0] if len(bases) == 1 and bases[0].owned_by == "sglang" else None
 
 
 def _served(url: str, status: int, body: bytes) -> list[WireModel]:

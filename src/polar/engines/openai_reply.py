@@ -2,6 +2,9 @@
 a reply (streamed or whole) becomes ``ChatChunk``s; every id, logprob and finish reason is passed on as it
 came, and nothing is ever made up from text.
 
+Ids, logprobs or weights in no known form do not take the text from whoever waits for it: the reply is passed on, with
+its ``doubt``.
+
 Where ids are looked for, per chunk: ``choices[0].token_ids``, ``choices[0].response_token_ids``, tokens of the
 form ``token_id:N`` in the logprobs; and for the whole reply ``sglext.output_ids``. A chunk without text may
 carry ids, and a chunk may carry none or several.
@@ -23,6 +26,7 @@ from polar.engines.base import ChatChunk, EngineError
 from polar.engines.openai_deltas import DeltaReader, WireDelta
 from polar.engines.openai_errors import error_of_event
 from polar.engines.sampled import (
+    Id,
     WireLogprob,
     WireSpan,
     WireUsage,
@@ -47,20 +51,25 @@ class WireLogprobs(msgspec.Struct):
 class WireWeights(msgspec.Struct):
     """Where an engine names the weights it sampled under: spans of the reply, or one name for all of it."""
 
-    weight_version: str | None = None
+    weight_version: str | int | None = None
     weight_versions: list[WireSpan] | None = None
 
 
-class WireChoice(msgspec.Struct):
+class WireText(msgspec.Struct):
+    """What a client sees of a choice."""
+
     index: int = 0
     delta: WireDelta | None = None
     message: WireDelta | None = None
-    logprobs: WireLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: Any = None
     matched_stop: Any = None
-    token_ids: list[int] | None = None
-    response_token_ids: list[int] | None = None
+
+
+class WireChoice(WireText):
+    logprobs: WireLogprobs | None = None
+    token_ids: list[Id] | None = None
+    response_token_ids: list[Id] | None = None
     prompt_token_ids: msgspec.Raw = _NOTHING
     weight_versions: list[WireSpan] | None = None
     meta_info: WireWeights | None = None
@@ -70,7 +79,7 @@ class WireExtension(msgspec.Struct):
     """SGLang's ``sglext``."""
 
     input_ids: msgspec.Raw = _NOTHING
-    output_ids: list[list[int]] | None = None
+    output_ids: list[list[Id]] | None = None
 
 
 class WireReply(msgspec.Struct):
@@ -84,8 +93,16 @@ class WireReply(msgspec.Struct):
     error: Any = None
 
 
+class WireWords(msgspec.Struct):
+    """A reply without the fields that only a record needs."""
+
+    choices: list[WireText] = []
+    error: Any = None
+
+
 _decoder = msgspec.json.Decoder(WireReply)
-_id_list = msgspec.json.Decoder(list[int])
+_words = msgspec.json.Decoder(WireWords)
+_id_list = msgspec.json.Decoder(list[Id])
 
 
 class ReplyReader:
@@ -111,6 +128,7 @@ class ReplyReader:
         self._stop: str | None = None
         self._version: str | None = None
         self._spans: list[WeightSpan] = []
+        self._doubt: str | None = None
 
     def feed(self, payload: bytes) -> None:
         """One JSON object: a chunk of a stream, or a whole reply.
@@ -124,8 +142,7 @@ class ReplyReader:
         for choice in reply.choices:
             if choice.index == 0:
                 self._read_choice(choice)
-        if self._prompt is None and reply.prompt_token_ids != _NOTHING:
-            self._prompt = _prompt_ids(reply.prompt_token_ids)
+        self._read_prompt(reply.prompt_token_ids)
         if reply.usage is not None:
             self._usage = reply.usage
         if reply.metadata is not None:
@@ -168,6 +185,7 @@ class ReplyReader:
             stop_sequence=self._stop,
             usage=self._counts(),
             weight_spans=self._weight_spans(),
+            doubt=self._doubt,
         )
 
     def _decode_known(self, payload: bytes) -> WireReply | None:
@@ -191,7 +209,26 @@ class ReplyReader:
         return reply
 
     def _decode(self, payload: bytes) -> WireReply:
-        return decode(payload, _decoder, self._url, "chat completion")
+        """The payload; only what a client sees of it where ids, logprobs or weights are in no known form: then the
+        reply is served, and in doubt."""
+        try:
+            return decode(payload, _decoder, self._url, "chat completion")
+        except EngineError as error:
+            try:
+                words = decode(payload, _words, self._url, "chat completion")
+            except EngineError:
+                raise error from None
+            self._doubt = self._doubt or str(error)
+        choices = [WireChoice(**msgspec.structs.asdict(choice)) for choice in words.choices]
+        return WireReply(choices=choices, error=words.error)
+
+    def _read_prompt(self, raw: msgspec.Raw) -> None:
+        if self._prompt is not None or raw == _NOTHING:
+            return
+        try:
+            self._prompt = _prompt_ids(raw)
+        except msgspec.DecodeError as error:
+            self._doubt = self._doubt or f"{self._url} sent prompt ids in no known form: {error}"
 
     def _read_choice(self, choice: WireChoice) -> None:
         delta = choice.delta or choice.message
@@ -208,8 +245,7 @@ class ReplyReader:
         self._ids_seen += len(ids)
         self._logprobs += logprobs
         self._logprobs_seen += len(logprobs)
-        if self._prompt is None and choice.prompt_token_ids != _NOTHING:
-            self._prompt = _prompt_ids(choice.prompt_token_ids)
+        self._read_prompt(choice.prompt_token_ids)
         if choice.finish_reason is not None:
             self._finish = choice.finish_reason
             stop = choice.stop_reason if choice.stop_reason is not None else choice.matched_stop
@@ -219,14 +255,14 @@ class ReplyReader:
             self._read_weights(choice.meta_info)
 
     def _read_extension(self, extension: WireExtension) -> None:
-        if self._prompt is None and extension.input_ids != _NOTHING:
-            self._prompt = _prompt_ids(extension.input_ids)
+        self._read_prompt(extension.input_ids)
         if extension.output_ids and not self._ids_seen:
             self._ids += extension.output_ids[0]
             self._ids_seen += len(extension.output_ids[0])
 
     def _read_weights(self, weights: WireWeights) -> None:
-        self._version = weights.weight_version or self._version
+        if weights.weight_version not in (None, ""):
+            self._version = str(weights.weight_version)
         self._read_spans(weights.weight_versions)
 
     def _read_spans(self, spans: list[WireSpan] | None) -> None:
@@ -238,14 +274,15 @@ class ReplyReader:
             return [WeightSpan(self._version, 0, self._ids_seen)]
         return self._spans
 
-    def _counts(self) -> Usage:
-        """The engine's own counts; where it sends none, those of its ids."""
-        if self._usage is None:
-            return Usage(len(self._prompt) if self._prompt is not None else 0, self._ids_seen)
-        return self._usage.counts()
+    def _counts(self) -> Usage | None:
+        """The engine's own counts, where it sends both. Its ids are no count: those that are lost are not in it."""
+        usage = self._usage
+        if usage is None or usage.prompt_tokens is None or usage.completion_tokens is None:
+            return None
+        return usage.counts()
 
     def _check_ids(self, message: Message, finish: FinishReason) -> None:
-        if not self._require or finish == "abort":
+        if not self._require or finish == "abort" or self._doubt is not None:
             return
         sampled = self._usage.completion_tokens if self._usage is not None else 0
         if not self._ids_seen and (sampled or self._logprobs_seen or message != Message(role="assistant")):
@@ -267,7 +304,7 @@ def _prompt_ids(raw: msgspec.Raw) -> Ids:
     text = bytes(raw)
     inner = text[1:-1]
     if inner and not inner.translate(None, b"0123456789, "):
-        found = np.fromstring(inner, dtype=np.int32, sep=",")
-        if len(found) == inner.count(b",") + 1:
-            return found
+        found = np.fromstring(inner, dtype=np.int64, sep=",")
+        if len(found) == inner.count(b",") + 1 and found.max() < 2**31:
+            return found.astype(np.int32)
     return np.array(_id_list.decode(text), dtype=np.int32)

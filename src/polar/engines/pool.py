@@ -358,7 +358,7 @@ def _common(infos: Sequence[EngineInfo]) -> EngineInfo:
     first = infos[0]
     for other in infos[1:]:
         for what, ours, theirs in (
-            ("the model", first.model, other.model),
+            ("the model", first.tokenizer or first.model, other.tokenizer or other.model),
             ("the weights in", first.model_path, other.model_path),
             ("logprobs that are", first.logprobs, other.logprobs),
             ("calls in mode", _mode(first), _mode(other)),

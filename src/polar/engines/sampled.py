@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import orjson
@@ -20,6 +20,10 @@ from polar.contract.completion import WeightSpan
 from polar.engines.base import EngineError
 
 T = TypeVar("T")
+
+_END_OF_IDS = 2**31
+Id = Annotated[int, msgspec.Meta(ge=-_END_OF_IDS, lt=_END_OF_IDS)]
+"""An id as it is kept, in 32 bits; what is larger is none."""
 
 _FINISH_REASONS: dict[str, FinishReason] = {
     "stop": "stop",
@@ -35,7 +39,7 @@ class WireLogprob(msgspec.Struct):
 
     token: str | None = None
     logprob: Any = None
-    token_id: int | None = None
+    token_id: Id | None = None
 
 
 class WireSpan(msgspec.Struct):
@@ -81,7 +85,8 @@ def ids_of(entries: Sequence[WireLogprob]) -> list[int]:
 def id_of_name(token: str | None) -> int | None:
     """N, of a token that is written ``token_id:N``."""
     head, mark, digits = (token or "").partition("token_id:")
-    return int(digits) if mark and not head and digits.isdecimal() else None
+    found = int(digits) if mark and not head and digits.isdecimal() else _END_OF_IDS
+    return found if found < _END_OF_IDS else None
 
 
 def number(value: Any) -> float:

@@ -104,7 +104,8 @@ class SGLangEngine(TokenServer):
     async def _asked(self, info: EngineInfo) -> EngineInfo:
         server = await ask_server(self._upstream, info.model)
         self._incremental = server.incremental
-        info = replace(info, kind="sglang", version=server.version, model_path=server.tokenizer_path)
+        tokenizer = server.tokenizer_path
+        info = replace(info, kind="sglang", version=server.version, model_path=tokenizer, tokenizer=tokenizer)
         self.capabilities = await probe_sglang(self._upstream, info)
         if not server.adapter:
             return info

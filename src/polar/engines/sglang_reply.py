@@ -13,7 +13,7 @@ import msgspec
 from polar.contract.chat import FinishReason, Usage
 from polar.engines.base import EngineError, TokenChunk
 from polar.engines.openai_errors import error_of_event
-from polar.engines.sampled import WireSpan, decode, finish_reason, number, spans_of
+from polar.engines.sampled import Id, WireSpan, decode, finish_reason, number, spans_of
 
 
 class WirePair(msgspec.Struct, array_like=True):
@@ -21,7 +21,7 @@ class WirePair(msgspec.Struct, array_like=True):
     must not end the call."""
 
     logprob: Any
-    token_id: int
+    token_id: Id
 
 
 class WireMeta(msgspec.Struct):
@@ -37,7 +37,7 @@ class WireMeta(msgspec.Struct):
 
 
 class WireEvent(msgspec.Struct):
-    output_ids: list[int] | None = None
+    output_ids: list[Id] | None = None
     meta_info: WireMeta | None = None
     error: Any = None
 

@@ -13,7 +13,15 @@ from polar.contract.arrays import Ids
 from polar.contract.chat import Sampling
 from polar.engines.openai_request import schema_of
 
-_SAME_NAME = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_NEUTRAL = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""What a call leaves open is said, too: else the server's ``--preferred-sampling-params`` would fill it in unseen."""
 _EVENTS, _LONGEST_INTERVAL = 64, 32
 _MOST_STOPS = 32
 """SGLang takes no more stop strings; our own reader looks for all of them anyway."""
@@ -43,9 +51,10 @@ def request_body(
         "skip_special_tokens": False,
         "no_stop_trim": True,
     }
-    settings.update({name: value for name in _SAME_NAME if (value := getattr(sampling, name)) is not None})
-    if sampling.top_k is not None:
-        settings["top_k"] = sampling.top_k if sampling.top_k > 0 else -1
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(sampling, name)
+        settings[name] = neutral if value is None else value
+    settings["top_k"] = sampling.top_k if sampling.top_k is not None and sampling.top_k > 0 else -1
     if sampling.seed is not None:
         settings["sampling_seed"] = sampling.seed
     if sampling.logit_bias:

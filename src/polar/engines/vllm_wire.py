@@ -18,6 +18,7 @@ from polar.engines.base import EngineError, TokenChunk
 from polar.engines.openai_errors import error_of_event
 from polar.engines.openai_request import sampling_fields, schema_of
 from polar.engines.sampled import (
+    Id,
     WireLogprob,
     WireSpan,
     WireUsage,
@@ -105,7 +106,7 @@ class WireLogprobs(msgspec.Struct):
 
 class WireChoice(msgspec.Struct):
     index: int = 0
-    token_ids: list[int] | None = None
+    token_ids: list[Id] | None = None
     logprobs: WireLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: Any = None
@@ -138,7 +139,8 @@ class TokensReader:
         """One chunk of the stream.
 
         Raises:
-            EngineError: it is an error, is no chunk, or (``no_token_ids``) has logprobs without the ids.
+            EngineError: it is an error, is no chunk, or has logprobs without some of the ids (``internal``: of the
+                reply less is known than was sampled) or any (``no_token_ids``).
         """
         chunk = decode(payload, _decoder, self._endpoint, "stream of tokens")
         if chunk.error is not None:
@@ -191,7 +193,10 @@ class TokensReader:
                 named = [found for token in wire.tokens or () if (found := id_of_name(token)) is not None]
         ids = named if choice.token_ids is None else choice.token_ids
         if len(ids) < len(logprobs):
-            raise self._no_ids()
+            if not ids:
+                raise self._no_ids()
+            what = f"{len(logprobs)} logprobs with {len(ids)} ids: some are lost"
+            raise EngineError("internal", f"{self._endpoint} sent {what}")
         self._ids += ids
         self._seen += len(ids)
         self._logprobs += logprobs

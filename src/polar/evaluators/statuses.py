@@ -30,19 +30,24 @@ def read_statuses(lines: Iterable[str], names: Iterable[str] = ()) -> dict[str, 
     """Name to status; ``CONFLICT`` for a name that has several.
 
     Args:
-        names: for these, a status anywhere on a line with the name counts against another one.
+        names: for these, a status anywhere on a line with the name counts against another one. One that is the
+            ``function`` or ``Class.method`` of a longer name (``tests/test_a.py::function``) stands for it.
     """
     found: dict[str, str] = {}
     known = [(name, re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")) for name in names]
+    short = {name for name, _ in known}
     for line in lines:
         line = _COLORS.sub("", line).strip()
         if match := _FIRST.fullmatch(line):
             status, name = match.groups()
             _note(found, name, status)
             if " - " in name:
-                _note(found, name.split(" - ")[0].rstrip(), status)
+                name = name.split(" - ")[0].rstrip()
+                _note(found, name, status)
+            _note_short(found, short, name, status)
         elif match := _LAST.fullmatch(line):
             _note(found, match[1], match[2])
+            _note_short(found, short, match[1], match[2])
         for name, pattern in known:
             if name in found and name in line and (status := _other(line, found[name])) and pattern.search(line):
                 _note(found, name, status)
@@ -55,3 +60,9 @@ def _other(line: str, status: str) -> str | None:
 
 def _note(found: dict[str, str], name: str, status: str) -> None:
     found[name] = status if found.get(name, status) == status else CONFLICT
+
+
+def _note_short(found: dict[str, str], wanted: set[str], name: str, status: str) -> None:
+    _, *inside = name.split("::")
+    if inside and (short := ".".join(inside[-2:])) in wanted:
+        _note(found, short, status)

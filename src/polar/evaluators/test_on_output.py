@@ -36,7 +36,8 @@ class TestOnOutput:
       that status in the command's output, whatever the exit code;
     - without it, the exit code must be 0.
 
-    A test command over ``config.timeout_seconds`` is 0.0, with ``timed_out`` in the metadata.
+    A test command over ``config.timeout_seconds`` is 0.0, with ``timed_out`` in the metadata. One that had not ended
+    when the evaluation's own time was over has failed nothing: the session is an error, without a reward.
     """
 
     __test__ = False
@@ -89,12 +90,19 @@ class TestOnOutput:
 
     async def _test(self, session: FinishedSession, runtime: Runtime, deadline: float) -> ExecResult:
         left = max(0.1, deadline - time.monotonic())
-        return await runtime.exec(
+        own = self._config.timeout_seconds
+        result = await runtime.exec(
             Command(self._config.test_command, env=self._env),
-            timeout=min(left, self._config.timeout_seconds or left),
+            timeout=left if own is None else min(left, own),
             logs=session.logs,
             name="evaluation",
         )
+        if result.timed_out and (own is None or left < own):
+            raise EvaluationFailed(
+                f"test_command was not done after {left:.0f} s, which was all that the evaluation had: set "
+                "evaluator.config.timeout_seconds to give it more"
+            )
+        return result
 
     def _score(self, result: ExecResult) -> Evaluation:
         metadata: dict[str, Any] = {

@@ -15,11 +15,21 @@ from typing import Protocol
 import msgspec
 
 from polar.capture.graph import Attachment
+from polar.capture.verify import doubt_end
 from polar.contract.arrays import NO_IDS, Ids
 from polar.contract.chat import Chat, Delta, FinishReason, Image, Message, Usage
 from polar.contract.completion import Mode, WeightSpan
 from polar.dialects.base import CallError
-from polar.engines.base import ChatEngine, CountingEngine, Engine, EngineError, EngineInfo, TokenEngine, close_now
+from polar.engines.base import (
+    ChatChunk,
+    ChatEngine,
+    CountingEngine,
+    Engine,
+    EngineError,
+    EngineInfo,
+    TokenEngine,
+    close_now,
+)
 from polar.gateway.constraints import heed
 from polar.gateway.continuing import Continuing
 from polar.gateway.inference import Admission
@@ -60,7 +70,9 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The reply is over. ``usage`` is the engine's own count, where it reports one; ``limit`` is how many ids the
-    reply could have had, where that is known; ``stops`` is how often the engine stopped it before it went on."""
+    reply could have had, where that is known; ``stops`` is how often the engine stopped it before it went on;
+    ``doubt`` is why its ids are not just those that were sampled, where that shows; ``warnings`` are lines on what
+    could not be found out."""
 
     message: Message
     finish_reason: FinishReason
@@ -70,6 +82,8 @@ class Ended:
     prompt_ids: Ids | None = None
     limit: int | None = None
     stops: int = 0
+    doubt: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 Event = Begun | Piece | Ended
@@ -147,12 +161,15 @@ class TitoBackend:
             prompt, declined = await asyncio.to_thread(self._prompt, chat, context)
         else:
             prompt, declined = self._prompt(chat, context)
-        chat, warnings = heed(chat, self.info, thinking=prompt.opened)
+        tools_lost = self._renderer.tools_lost(chat, prompt)
+        chat, warnings = heed(chat, self.info, thinking=prompt.opened, tools_lost=tools_lost)
         chat = fit(chat, len(prompt.ids), self.info)
         yield Begun(prompt.ids, declined, prompt.state, warnings, constrained=chat.response_format is not None)
         stop = chat.sampling.stop
         reader = self._renderer.plain.reader(stop) if context.plain else self._renderer.reader(chat, prompt)
         finish: FinishReason = "stop"
+        last: int | None = None
+        doubt: str | None = None
         sampling = Continuing(
             self.engine,
             prompt.ids,
@@ -168,8 +185,12 @@ class TitoBackend:
             async for chunk in chunks:
                 deltas = reader.feed(chunk.ids)
                 yield Piece(deltas, chunk.ids, chunk.logprobs, chunk.weight_version, chunk.weight_spans)
+                last = chunk.ids[-1] if len(chunk.ids) else last
                 if reader.stopped or chunk.finish_reason is not None:
                     finish = chunk.finish_reason or "stop"
+                    if finish == "stop" and not reader.stopped and chat.response_format is None:
+                        ends = self._renderer.stop_ids
+                        doubt = doubt_end(last, ends, stop_sequence=chunk.stop_sequence, asked=stop)
                     break
         reply = reader.finish(finish)
         if reply.deltas:
@@ -182,6 +203,7 @@ class TitoBackend:
             cached_tokens=sampling.cached_tokens,
             limit=chat.sampling.max_tokens,
             stops=sampling.stops,
+            doubt=doubt,
         )
 
     async def count(self, chat: Chat) -> int:
@@ -255,9 +277,18 @@ class ChatBackend:
                         usage=chunk.usage,
                         cached_tokens=chunk.usage.cached_tokens if chunk.usage else 0,
                         prompt_ids=prompt_ids if prompt_ids is not None else NO_IDS,
+                        doubt=chunk.doubt,
+                        warnings=self._unknown(chunk, prompt_ids),
                     )
         finally:
             await close_now(reply)
+
+    def _unknown(self, last: ChatChunk, prompt_ids: Ids | None) -> tuple[str, ...]:
+        """A line where nothing counts the ids of a reply that has some."""
+        if prompt_ids is None or last.usage is not None or last.doubt is not None or last.finish_reason == "abort":
+            return ()
+        where = self.info.url or self.info.kind
+        return (f"{where} sends no usage: its token ids are taken as they came, and one that is lost would not show",)
 
     async def count(self, chat: Chat) -> int:
         if isinstance(self.engine, CountingEngine):

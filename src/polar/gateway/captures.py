@@ -91,6 +91,11 @@ class Captures:
         self._open[name] = session, record
         return session
 
+    @property
+    def names(self) -> set[str]:
+        """The sessions that are open here."""
+        return set(self._open)
+
     async def close(
         self, session_id: str, *, error: str | None = None, builder: BuilderSpec = DEFAULT_BUILDER
     ) -> SessionResult | None:
@@ -106,12 +111,22 @@ class Captures:
         session, record = found
         try:
             await self._node.gateway.close(session)
-            result = await self._finish(record, session.broken or error, builder)
+            error = session.broken or error
+            result = await self._finish(record, error and self._node.kept_error(error), builder)
         except BaseException:
             self._open[session_id] = found
             raise
         self._node.gateway.forget(session)
         return result
+
+    async def forget(self, session_id: str) -> None:
+        """End a session if it is open here, and drop all that was captured in it.
+
+        Raises:
+            StoreConflict: it is of a task.
+        """
+        await self.close(session_id)
+        await self._node.store.forget_session(session_id)
 
     async def close_idle(self) -> None:
         """End the sessions that nobody has used for long."""

@@ -12,16 +12,19 @@ from polar.dialects.base import CallError
 from polar.engines.base import EngineInfo
 
 
-def heed(chat: Chat, info: EngineInfo, *, thinking: bool = False) -> tuple[Chat, tuple[str, ...]]:
+def heed(
+    chat: Chat, info: EngineInfo, *, thinking: bool = False, tools_lost: str | None = None
+) -> tuple[Chat, tuple[str, ...]]:
     """The call with what a token engine can honour, and a line for each thing that it can't.
 
     Args:
         thinking: the reply begins inside the model's thinking, which a grammar would bind too.
+        tools_lost: why the model can't use the tools that are offered, if it can't.
 
     Raises:
         CallError: ``bad_request``: a schema was asked for and is none.
     """
-    warnings: list[str] = []
+    warnings = [] if tools_lost is None else [tools_lost]
     form = chat.response_format
     kind = (form or {}).get("type")
     if form is not None and kind not in (None, "text"):

@@ -11,8 +11,19 @@ import msgspec
 
 from polar.contract.arrays import from_json, to_json
 from polar.contract.errors import PolarError, UsageError
-from polar.contract.rollout import Claim, Delivery, Heartbeat, HeartbeatReply, Lease, NodeSpec, Release
+from polar.contract.rollout import (
+    LARGEST_DELIVERY,
+    Claim,
+    Delivery,
+    Heartbeat,
+    HeartbeatReply,
+    Lease,
+    NodeSpec,
+    Release,
+)
+from polar.dialects.surrogates import mend_surrogates
 from polar.store.base import StoreConflict, StoreFailure
+from polar.store.codec import dumps
 
 T = TypeVar("T")
 
@@ -30,6 +41,10 @@ class Unreachable(PolarError):
 
 class Unwelcome(UsageError):
     """The server does not know this node's credential: nothing that it refuses so is refused for good."""
+
+
+class Refused(UsageError):
+    """The server will never take this, however often it is asked."""
 
 
 class Coordinator(Protocol):
@@ -59,6 +74,7 @@ class Coordinator(Protocol):
 
         Raises:
             StoreConflict: refused for good: the attempt is over.
+            Refused: refused for good: it is not valid, or too large.
         """
         ...
 
@@ -140,7 +156,9 @@ class HttpCoordinator:
         return await self._post(f"{self._node}/heartbeat", beat, HeartbeatReply, seconds=_BEAT_SECONDS)
 
     async def deliver(self, delivery: Delivery) -> None:
-        body = await asyncio.to_thread(to_json, delivery) if delivery.completions else to_json(delivery)
+        body = await asyncio.to_thread(_encoded, delivery) if delivery.completions else _encoded(delivery)
+        if len(body) > LARGEST_DELIVERY:  # to send it would be cut off in the middle, and look like a network's fault
+            raise Refused(f"{len(body)} bytes are more than a rollout server takes ({LARGEST_DELIVERY})")
         await self._post(f"{self._node}/deliveries", body, Any, seconds=_DELIVERY_SECONDS)
 
     async def release(self, release: Release) -> None:
@@ -166,6 +184,13 @@ class HttpCoordinator:
             raise Unreachable(f"{url} answered what is no answer of a rollout server ({error})") from None
 
 
+def _encoded(delivery: Delivery) -> bytes:
+    try:
+        return to_json(delivery)
+    except UnicodeEncodeError:  # half a character in some text: its ids are what counts
+        return mend_surrogates(dumps(delivery))
+
+
 def _refused(url: str, status: int, answer: bytes) -> PolarError:
     try:
         detail = msgspec.json.decode(answer)["detail"]
@@ -176,6 +201,8 @@ def _refused(url: str, status: int, answer: bytes) -> PolarError:
         return StoreConflict(line)
     if status in (401, 403):
         return Unwelcome(f"{line}: set POLAR_NODE_TOKEN to the server's node token")
-    if status in (400, 404, 405, 413, 422):
+    if status in (400, 413, 422):
+        return Refused(line)
+    if status in (404, 405):
         return UsageError(line)
     return Unreachable(line)

@@ -71,6 +71,7 @@ class Stages:
         """
         try:
             await run.guard(self._until_it_ran(run))
+            await run.ran()
             async with self._post_run.one():
                 await run.finish()
         finally:

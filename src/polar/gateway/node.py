@@ -61,7 +61,7 @@ class Node:
         self.worker = worker
         self._renderer = renderer
         self._buffer_replies = buffer_replies
-        self._redaction = redaction
+        self.redaction = redaction
         self._limits = limits or Limits()
         self._address = (host, port)
         self.gateway: Gateway
@@ -77,7 +77,7 @@ class Node:
         try:
             await self.engine.start()
             await self.store.open()
-            pipeline = Pipeline(choose_backend(self.engine, self._renderer), self.store, self._redaction)
+            pipeline = Pipeline(choose_backend(self.engine, self._renderer), self.store, self.redaction)
             self.gateway = Gateway(pipeline, buffer=self._buffer_replies, limits=self._limits)
             self.server = GatewayServer(self.gateway, host=self._address[0], port=self._address[1])
             await self.server.start()
@@ -91,6 +91,10 @@ class Node:
         await self.server.close()
         await self.engine.close()
         await self.store.close()
+
+    def kept_error(self, error: str) -> str:
+        """An error, as far as it may be kept: what an agent said last may be in it."""
+        return error if self.redaction is None else self.redaction.error(error)
 
     @property
     def context_length(self) -> int:

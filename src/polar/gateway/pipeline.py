@@ -85,9 +85,7 @@ class Recording:
             self.prompt_ids = event.ids
         self.declined, self.state = event.declined, event.state
         self._constrained = event.constrained
-        self._warnings += event.warnings
-        for warning in event.warnings:
-            self.session.warn(warning)
+        self._warn(event.warnings)
         self.call.begin(len(self.prompt_ids))
 
     def piece(self, event: Piece) -> None:
@@ -104,8 +102,14 @@ class Recording:
     def ended(self, event: Ended) -> None:
         """The reply is whole."""
         self._end = event
+        self._warn(event.warnings)
         if event.prompt_ids is not None:
             self.prompt_ids = event.prompt_ids
+
+    def _warn(self, lines: tuple[str, ...]) -> None:
+        self._warnings += lines
+        for line in lines:
+            self.session.warn(line)
 
     def completion(self, backend: Backend, outcome: Outcome | None, detail: str | None) -> Completion:
         """The record of this call; what there is of its reply, if that was cut off.
@@ -124,6 +128,7 @@ class Recording:
                 finish_reason=end.finish_reason,
                 usage=end.usage,
                 limit=end.limit,
+                doubt=end.doubt,
             )
         placed = self.session.graph.place(self.attachment, self.prompt_ids, self.declined)
         return Completion(

@@ -7,17 +7,20 @@ A reply is parsed when it is whole; its client sees it then.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
+import numpy as np
 
 from polar.contract.chat import Chat, Delta, FinishReason, Message, ReasoningDelta, TextDelta, ToolCallDelta
 from polar.contract.completion import Mode
-from polar.engines.base import EngineInfo, RenderingEngine
+from polar.engines.base import EngineError, EngineInfo, RenderingEngine
 from polar.gateway.backends import Begun, Context, Ended, Event, Piece, fit, refuse_images
 from polar.gateway.constraints import heed
 from polar.gateway.continuing import Continuing
+from polar.rendering.offered import DROPPED, probes
 from polar.rendering.plain import PlainText
 
 
@@ -29,6 +32,7 @@ class RenderRouteBackend:
 
     def __init__(self, engine: RenderingEngine) -> None:
         self.engine = engine
+        self._loses_tools: dict[bytes, bool] = {}
 
     @property
     def info(self) -> EngineInfo:
@@ -37,7 +41,7 @@ class RenderRouteBackend:
     async def run(self, chat: Chat, context: Context, *, stream: bool) -> AsyncGenerator[Event, None]:
         refuse_images(chat)
         prompt = await self.engine.render(chat)
-        chat, warnings = heed(chat, self.info)
+        chat, warnings = heed(chat, self.info, tools_lost=await self._tools_lost(chat))
         chat = fit(chat, len(prompt), self.info)
         yield Begun(prompt, warnings=warnings, constrained=chat.response_format is not None)
         sampling = Continuing(
@@ -74,6 +78,19 @@ class RenderRouteBackend:
             limit=chat.sampling.max_tokens,
             stops=sampling.stops,
         )
+
+    async def _tools_lost(self, chat: Chat) -> str | None:
+        """As ``Renderer.tools_lost``, of the engine's own template; asked once for each set of tools."""
+        if not chat.tools or chat.tool_choice == "none":
+            return None
+        digest = hashlib.sha256(msgspec.json.encode([chat.tools, chat.template_args])).digest()
+        if digest not in self._loses_tools:
+            try:
+                offered, without = [await self.engine.render(probe) for probe in probes(chat)]
+            except EngineError:
+                return None  # it may be another time
+            self._loses_tools[digest] = np.array_equal(offered, without)
+        return DROPPED if self._loses_tools[digest] else None
 
     async def count(self, chat: Chat) -> int:
         refuse_images(chat)

@@ -7,6 +7,7 @@ traces of whatever it had captured.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import logging
 import time
@@ -44,7 +45,8 @@ Finish = Callable[[SessionRecord, SessionResult], Awaitable[None]]
 """Keeps a terminal state and its result, in one transaction."""
 
 POST_RUN_SECONDS = 600.0
-"""The budget of building and evaluating: its own, so that an agent that used all of its time still counts."""
+"""The budget of building and evaluating: its own, so that an agent that used all of its time still counts. What the
+evaluator's ``timeout_seconds`` gives its tests comes on top."""
 
 MOST_CONNECTIONS = 512
 """To the model's endpoint in one sandbox, at a time: what comes from inside must not take what others need."""
@@ -96,7 +98,9 @@ class SessionRun:
         self._plan: Plan | None = None
         self._env: dict[str, str] = {}
         self._result: ExecResult | None = None
+        self._agent_result: dict[str, str] = {}
         self._evaluation = Evaluation()
+        self._output_redacted = False
         self._stopped: str | None = None
         self._work: asyncio.Future[None] | None = None
 
@@ -178,11 +182,17 @@ class SessionRun:
             self.fail(self._live.broken)
         elif self._result.timed_out:
             self.status = "TIMEOUT"
+            source = "agent" if limit < left else "session"
+            self._agent_result = {"status": "timeout", "timeout_source": source, "timeout_stage": "exec"}
             self.error = f"the agent was stopped after {limit:g} s"
         else:
             self.fail(await asyncio.to_thread(self._parts.harness.judge, self._result))
 
     # ---- POST_RUN ----------------------------------------------------------------------------------------
+
+    async def ran(self) -> None:
+        """The agent has ended, and what is left waits for a place."""
+        await self._enter("POST_RUN")
 
     async def finish(self) -> None:
         """Traces, reward, and the terminal state with its result in one transaction.
@@ -190,13 +200,12 @@ class SessionRun:
         Raises:
             PolarError: the store can't keep it: the session has not ended.
         """
-        await self._enter("POST_RUN")
         if self._live is not None:
             await self._node.gateway.close(self._live)
         completions = await self._node.store.completions(self.record.session_id, self.record.attempt)
         trajectory: Trajectory | None = None
         try:
-            async with _Budget("POST_RUN", POST_RUN_SECONDS):
+            async with _Budget("POST_RUN", self._post_run_seconds):
                 await self._enter("BUILDING")
                 with self._timed("build"):
                     self._require_calls(completions)
@@ -212,7 +221,13 @@ class SessionRun:
         except Exception as error:
             self.fail(f"{self.record.state.lower()} failed: {type(error).__name__}: {error}")
         self._require_own_fault()
+        await asyncio.to_thread(self._redact_output)
         await self._end(self._make_result(self._scored(trajectory, completions)))
+
+    @property
+    def _post_run_seconds(self) -> float:
+        asked = self.task.evaluator.config.get("timeout_seconds")
+        return POST_RUN_SECONDS + (max(asked, 0.0) if isinstance(asked, int | float) else 0.0)
 
     def _require_own_fault(self) -> None:
         """What failed because nothing could be kept here has not ended: it is to be run again."""
@@ -241,10 +256,14 @@ class SessionRun:
                 trajectory=trajectory,
                 runtime=runtime,
                 logs=self.folder,
-                timeout=POST_RUN_SECONDS - EVALUATION_MARGIN,
+                timeout=self._post_run_seconds - EVALUATION_MARGIN,
             )
         )
-        self._evaluation = checked(evaluation, self.task.evaluator.strategy)
+        evaluation = checked(evaluation, self.task.evaluator.strategy)
+        if self._node.redaction is not None:
+            kept = self._node.redaction.value(evaluation.metadata)
+            evaluation = dataclasses.replace(evaluation, metadata=kept)
+        self._evaluation = evaluation
 
     def _assemble(self, completions: list[Completion]) -> Trajectory:
         return assemble(
@@ -269,8 +288,21 @@ class SessionRun:
             )
         except ValueError as error:
             self.fail(f"evaluator {self.task.evaluator.strategy}: {error}")
+        if self._agent_result:
+            trajectory.metadata["agent_result"] = self._agent_result
         trajectory.status, trajectory.error = self.status, self.error
         return trajectory
+
+    def _redact_output(self) -> None:
+        """What the commands of the session said, once everybody who reads it has: on a thread."""
+        if self._node.redaction is None or self._output_redacted:
+            return
+        self._output_redacted = True
+        for path in [*self.folder.glob("*.stdout"), *self.folder.glob("*.stderr")]:
+            try:
+                self._node.redaction.file(path)
+            except PolarError as error:
+                log.error("session %s: %s was removed: %s", self.record.session_id, path.name, error)
 
     def _evaluation_record(self, evaluation: Evaluation) -> dict[str, Any]:
         return {
@@ -338,7 +370,7 @@ class SessionRun:
         """The session will end as ERROR with this line, if there is one."""
         if error is not None:
             self.status = "ERROR"
-            self.error = error
+            self.error = self._node.kept_error(error)
 
     async def release(self) -> None:
         """Let go of the runtime and the endpoint, and of everything that was kept for them. Safe to call twice,
@@ -355,6 +387,7 @@ class SessionRun:
                 await self._node.server.release(listener)
             if runtime is not None:
                 await runtime.close()
+                await asyncio.to_thread(self._redact_output)
         except (OSError, PolarError) as error:
             log.error("session %s: cleaning up: %s", self.record.session_id, error)
 

@@ -30,10 +30,11 @@ from polar.contract.rollout import (
 )
 from polar.contract.task import TaskRequest
 from polar.gateway import disk
-from polar.gateway.coordinator import Coordinator, Unreachable, Unwelcome
+from polar.gateway.coordinator import Coordinator, Unreachable
 from polar.gateway.lifecycle import Stages
 from polar.gateway.node import Node
 from polar.gateway.session_run import Parts, SessionRun, ended_before_it_began
+from polar.gateway.shipping import Shipping
 from polar.store.base import SessionRecord, StoreConflict, StoreFailure
 from polar.store.journal import Journal
 
@@ -43,7 +44,6 @@ CLAIM_WAIT = 20.0
 """How long one question for sessions stays open at the server."""
 SHIP_EVERY = 1.0
 """Seconds after which captured calls are handed over, when no session has ended before."""
-SHIP_AT_ONCE = 64
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds between tries while the server can't be reached."""
 _PARTS_KEPT = 256
@@ -81,6 +81,7 @@ class Worker:
         self._coordinator = coordinator
         self._make_parts = make_parts
         self._journal = journal
+        self._shipping = None if journal is None else Shipping(journal, coordinator, self._settled)
         self._on_change = on_change
         self._ill_until = 0.0
         self._coming: dict[str, Lease] = {}
@@ -113,14 +114,14 @@ class Worker:
         Raises:
             UsageError: the server does not take this node.
         """
-        journal = self._journal
-        if journal is not None:
+        shipping = self._shipping
+        if shipping is not None:
             # First, because a new process holds none of the leases under which these results were made.
-            await self._ship_now(journal)
+            await self._ship_now(shipping)
         await self._persist(lambda: self._coordinator.register(self.spec))
         loops: list[Coroutine[Any, Any, None]] = [self._claim_all(), self._beat()]
-        if journal is not None:
-            loops.append(self._ship_all(journal))
+        if shipping is not None:
+            loops.append(self._ship_all(shipping))
         try:
             async with asyncio.TaskGroup() as group:
                 for loop in loops:
@@ -132,20 +133,25 @@ class Worker:
 
     async def drain(self, seconds: float) -> None:
         """Take no more sessions, and wait until those that run have ended; those that have not after ``seconds`` are
-        handed back, to be run again elsewhere. What was captured and finished is handed over."""
+        handed back, to be run again elsewhere. The server hears of it at once."""
         self._stop_claiming()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
-        except TimeoutError:
-            left = self.held
-            self._coming.clear()
-            await self._cut_off()
-            for each in left:
-                if self._owed.get(each.session_id) != each.attempt:  # else it has ended
-                    await self._try(self._release(each.session_id, each.attempt))
-        if self._journal is not None:
-            await self._try(self._ship(self._journal))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._try(self._say_draining()))
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._idle.wait()
+            except TimeoutError:
+                left = self.held
+                self._coming.clear()
+                await self._cut_off()
+                for each in left:
+                    if self._owed.get(each.session_id) != each.attempt:  # else it has ended
+                        await self._try(self._release(each.session_id, each.attempt))
+
+    async def hand_over(self) -> None:
+        """What was captured and finished here, as far as the server takes it now."""
+        if self._shipping is not None:
+            await self._try(self._shipping.ship())
 
     # ---- sessions ----------------------------------------------------------------------------------------
 
@@ -201,7 +207,7 @@ class Worker:
         except StoreFailure as error:
             log.error("session %s can't be begun here: %s", name, error)
             self._ill_until = time.monotonic() + ILL_SECONDS
-            await self._try(self._release(name, lease.attempt))
+            await self._try(self._release(name, lease.attempt, str(error)))
         finally:
             self._coming.pop(name, None)
             self._now_idle()
@@ -245,7 +251,7 @@ class Worker:
         return self._parts[task.task_id]
 
     async def _end_at_once(self, record: SessionRecord, task: TaskRequest, error: str) -> None:
-        ended, result = ended_before_it_began(record, task, error, self.spec.node_id)
+        ended, result = ended_before_it_began(record, task, self._node.kept_error(error), self.spec.node_id)
         await self._finish(ended, result)
         self._changed(ended)
         self._to_ship.set()
@@ -267,10 +273,10 @@ class Worker:
         except PolarError as error:  # the store's word, such as a full disk: no session's fault
             log.error("session %s is given up here, to be run again: %s", run.record.session_id, error)
             self._ill_until = time.monotonic() + ILL_SECONDS
-            await self._persist(lambda: self._release(run.record.session_id, run.record.attempt))
-        except Exception:
+            await self._give_up(run, str(error))
+        except Exception as error:
             log.exception("session %s is given up here, to be run again", run.record.session_id)
-            await self._persist(lambda: self._release(run.record.session_id, run.record.attempt))
+            await self._give_up(run, f"{type(error).__name__}: {error}")
         finally:
             del self._runs[run.record.session_id]
             self._room.set()
@@ -281,8 +287,15 @@ class Worker:
         if not self._runs and not self._coming:
             self._idle.set()
 
-    async def _release(self, session_id: str, attempt: int) -> None:
-        await self._coordinator.release(Release(session_id=session_id, attempt=attempt))
+    async def _give_up(self, run: SessionRun, error: str) -> None:
+        of = (run.record.session_id, run.record.attempt)
+        await self._persist(lambda: self._release(*of, error))
+
+    async def _release(self, session_id: str, attempt: int, error: str | None = None) -> None:
+        """Hand it back; with an error, because this node could not go on with it."""
+        if error is not None:
+            error = " ".join(error.encode("utf-8", "replace").decode().split())[:1000]
+        await self._coordinator.release(Release(session_id=session_id, attempt=attempt, error=error))
 
     def _changed(self, record: SessionRecord) -> None:
         self._room.set()
@@ -303,7 +316,7 @@ class Worker:
             began = time.monotonic()
             held = self.held
             try:
-                reply = await self._coordinator.heartbeat(Heartbeat(held=held, load=self.stages.load()))
+                reply = await self._coordinator.heartbeat(self._sign(held))
             except Unreachable as error:
                 log.warning("no heartbeat: %s", error)
             except UsageError as error:  # the server has forgotten this node
@@ -312,6 +325,12 @@ class Worker:
             else:
                 await self._hear(held, reply)
             await asyncio.sleep(HEARTBEAT_SECONDS - min(HEARTBEAT_SECONDS, time.monotonic() - began))
+
+    def _sign(self, held: list[Held]) -> Heartbeat:
+        return Heartbeat(held=held, load=self.stages.load(), draining=self.draining)
+
+    async def _say_draining(self) -> None:
+        await self._coordinator.heartbeat(self._sign(self.held))  # what it answers is heard at the next one
 
     async def _hear(self, told: list[Held], reply: HeartbeatReply) -> None:
         for name, reason in reply.cancelled.items():
@@ -338,9 +357,9 @@ class Worker:
 
     # ---- handing over ------------------------------------------------------------------------------------
 
-    async def _ship_all(self, journal: Journal) -> None:
+    async def _ship_all(self, shipping: Shipping) -> None:
         while True:
-            await self._ship_now(journal)
+            await self._ship_now(shipping)
             try:
                 async with asyncio.timeout(SHIP_EVERY):
                     await self._to_ship.wait()
@@ -348,36 +367,16 @@ class Worker:
                 pass
             self._to_ship.clear()
 
-    async def _ship_now(self, journal: Journal) -> None:
+    async def _ship_now(self, shipping: Shipping) -> None:
         try:
-            await self._persist(lambda: self._ship(journal))
+            await self._persist(shipping.ship)
         except StoreFailure as error:  # what was handed over and could not be struck off is handed over again
             log.error("the journal: %s", error)
             await asyncio.sleep(ILL_SECONDS)
 
-    async def _ship(self, journal: Journal) -> None:
-        """Hand over all that was not yet: a result's calls always before it, so that it is never without them."""
-        results = await journal.undelivered()
-        while completions := await journal.unshipped(SHIP_AT_ONCE):
-            first = completions[0]
-            of_one = [c for c in completions if (c.session_id, c.attempt) == (first.session_id, first.attempt)]
-            delivery = Delivery(session_id=first.session_id, attempt=first.attempt, completions=of_one)
-            await self._hand_over(delivery)
-            await journal.shipped([completion.completion_id for completion in of_one])
-        for result in results:
-            await self._hand_over(Delivery(session_id=result.session_id, attempt=result.attempt, result=result))
-            await journal.delivered(result.session_id, result.attempt)
-            if self._owed.get(result.session_id) == result.attempt:
-                del self._owed[result.session_id]
-
-    async def _hand_over(self, delivery: Delivery) -> None:
-        try:
-            await self._coordinator.deliver(delivery)
-        except Unwelcome:
-            raise
-        except (StoreConflict, UsageError) as error:
-            # Refused for good. It stays in this journal, and is not offered again.
-            log.warning("session %s attempt %d: %s", delivery.session_id, delivery.attempt, error)
+    def _settled(self, session_id: str, attempt: int) -> None:
+        if self._owed.get(session_id) == attempt:
+            del self._owed[session_id]
 
     # ---- a server that is away ---------------------------------------------------------------------------
 

@@ -36,10 +36,12 @@ class Codex:
         return self.package.find()
 
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
-        check_agent(agent, self.name, takes=["mcp_servers", "skills_path"])
+        settings = check_agent(agent, self.name, settings=["reasoning_effort"], takes=["mcp_servers", "skills_path"])
         line = [str(installed.executable), "exec", "--json", "--skip-git-repo-check"]
         line += ["--dangerously-bypass-approvals-and-sandbox", "-"]
         tables = _config(endpoint)
+        if effort := settings.get("reasoning_effort"):
+            tables[""]["model_reasoning_effort"] = effort
         tables |= {f"mcp_servers.{server.name}": _server(server) for server in mcp_servers(agent)}
         return Plan(
             Command(with_instruction(line, agent, SKILLS), env={"CODEX_API_KEY": endpoint.api_key}),

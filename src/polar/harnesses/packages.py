@@ -125,7 +125,9 @@ class PythonPackage:
         beside = Path(sys.executable).parent  # where scripts/setup has put one
         if uv := shutil.which("uv") or shutil.which("uv", path=str(beside)):
             run([uv, "venv", "--quiet", "--allow-existing", "--python", str(python), str(folder)], folder)
-            run([uv, "pip", "install", "--quiet", "--python", inside, "-r", wanted], folder)
+            # A sandbox can't write here: each session would compile all that it imports anew.
+            options = ["--quiet", "--compile-bytecode", "--python", inside]
+            run([uv, "pip", "install", *options, "-r", wanted], folder)
         else:
             run([str(python), "-m", "venv", str(folder)], folder)
             pip = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir"]

@@ -110,6 +110,11 @@ class Renderer(Protocol):
         """A reader for the reply to this prompt."""
         ...
 
+    def tools_lost(self, chat: Chat, prompt: Prompt) -> str | None:
+        """One line on why the model can't use the tools that this call offers: its template leaves them out of the
+        prompt, or calls of them can't be read. ``None``: it can, or none are offered."""
+        ...
+
     @property
     def plain(self) -> PlainText:
         """For prompts that are no conversation (``Chat.prompt``)."""

@@ -21,6 +21,7 @@ from polar.contract.chat import Chat, Delta, FinishReason, ReasoningDelta, TextD
 from polar.contract.errors import MissingExtra, UsageError
 from polar.rendering.base import Declined, Prompt, RenderError, Reply, Turn
 from polar.rendering.messages import conversation, join_text, tool_objects
+from polar.rendering.offered import OfferedTools
 from polar.rendering.parsers import NewId, PlainParser, call_deltas, fold, random_id
 from polar.rendering.plain import PlainText
 from polar.rendering.reader import TemplateReader
@@ -67,6 +68,7 @@ class FamilyRenderer:
         self._name = name
         self._new_id = new_id
         self._by_args: dict[bytes, Any] = {}
+        self._offered = OfferedTools(self.render, reads=True)
         try:
             self.stop_ids: frozenset[int] = frozenset(self._inner({}).get_stop_token_ids())
         except RenderError as error:
@@ -111,6 +113,10 @@ class FamilyRenderer:
             return inner.parse_response(list(ids), tools=tools, prompt_ids=prompt.ids.tolist())
 
         return FamilyReader(self.tokenizer, parse, self._new_id, self.stop_ids, chat.sampling.stop)
+
+    def tools_lost(self, chat: Chat, prompt: Prompt) -> str | None:
+        """Why the model can't use the tools that this call offers, if it can't."""
+        return self._offered.lost(chat, prompt.state) if isinstance(prompt.state, bytes) else None
 
     @property
     def plain(self) -> PlainText:

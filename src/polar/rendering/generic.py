@@ -23,17 +23,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from polar.contract.arrays import Ids
+from polar.contract.arrays import Ids, ids
 from polar.contract.chat import Chat
 from polar.rendering.base import Declined, Prompt, RenderError, Turn
 from polar.rendering.detect import family
 from polar.rendering.messages import conversation, tool_objects
+from polar.rendering.offered import OfferedTools
 from polar.rendering.parsers import NewId, random_id, read, same_reply
 from polar.rendering.plain import PlainText
 from polar.rendering.reader import TemplateReader
 from polar.rendering.template import ChatTemplate
 from polar.rendering.tokenizer import Tokenizer, load_stop_ids, unmark
 from polar.rendering.traits import probe
+
+_NO_RESULTS = "it has no place for a tool's result: give one that has by --tokenizer FOLDER"
 
 
 class PromptState(msgspec.Struct, frozen=True, array_like=True):
@@ -86,6 +89,7 @@ class TemplateRenderer:
         self._template = template
         self._new_id = new_id
         self._clock = clock
+        self._offered = OfferedTools(self.render, reads=self.family.calls is not None)
 
     @classmethod
     def load(cls, folder: Path, *, parser: str | None = None, template: str | None = None) -> TemplateRenderer:
@@ -103,7 +107,7 @@ class TemplateRenderer:
         now = self._clock()
         text = self._text(chat, now)
         state = self._state(chat, text, now)
-        return Prompt(self.tokenizer.encode_array(text), state, state.opened)
+        return Prompt(self.tokenizer.encode_prompt(text), state, state.opened)
 
     def bridge(self, turn: Turn, chat: Chat) -> Prompt | Declined:
         """The next prompt, or why there is none by this way."""
@@ -129,6 +133,11 @@ class TemplateRenderer:
         parser = self.family.parser(self._new_id, tools=tools, opened=state.opened)
         return TemplateReader(self.tokenizer, parser, stop_ids=self.stop_ids, stop=chat.sampling.stop)
 
+    def tools_lost(self, chat: Chat, prompt: Prompt) -> str | None:
+        """Why the model can't use the tools that this call offers, if it can't."""
+        state = prompt.state
+        return self._offered.lost(chat, state.tools + state.args) if isinstance(state, PromptState) else None
+
     @property
     def plain(self) -> PlainText:
         """For prompts that are no conversation."""
@@ -138,7 +147,12 @@ class TemplateRenderer:
         protect = self.tokenizer.protect
         messages = conversation(chat.messages, self.traits, protect)
         tools = protect(tool_objects(chat.tools))
-        return self._template.text(messages, tools, protect(chat.template_args), now=now)
+        try:
+            return self._template.text(messages, tools, protect(chat.template_args), now=now)
+        except RenderError as error:
+            if self.traits.results or all(message.role != "tool" for message in chat.messages):
+                raise
+            raise RenderError(f"{error} ({_NO_RESULTS})") from None
 
     def _state(self, chat: Chat, text: str, now: float) -> PromptState:
         return PromptState(
@@ -166,10 +180,10 @@ class TemplateRenderer:
         sampled = response if sampled_end is None else response[:-1]
         if not self._says(turn, chat, self.tokenizer.decode(sampled.tolist())):
             return Declined("reply_not_as_sampled")
-        ids = self.tokenizer.encode_array(text[place:])
-        if int(ids[0]) != self.tokenizer.token_id(end):
+        tail = self.tokenizer.encode(text[place:])
+        if tail[0] != self.tokenizer.token_id(end):
             return Declined("no_turn_end")
-        return ids if sampled_end is None else ids[1:]
+        return ids(tail if sampled_end is None else tail[1:])
 
     def _turn_ends(self, text: str, start: int, sampled_end: int | None) -> list[tuple[int, str]]:
         """Where the reply's turn may end in the text, and with which token: at the first one like that which the

@@ -17,7 +17,9 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from polar.contract.errors import UsageError
 from polar.rendering.base import RenderError
@@ -110,6 +112,10 @@ class ChatTemplate:
             raise RenderError(f"the chat template failed: {type(error).__name__}: {error}") from error
 
 
+_OF_DICTS = frozenset(dir(dict))
+_OF_TEXTS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox, but for two methods of lists: some templates (Kimi K2) keep a queue of ids. The lists that they
     get from here are copies."""
@@ -118,6 +124,21 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Whether a template may use ``obj.attr``."""
         queue = isinstance(obj, list) and attr in ("append", "pop")
         return queue or super().is_safe_attribute(obj, attr, value)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """``obj.attribute``. The sandbox asks a dozen questions each time, and a template reads some thousand
+        attributes: it is not asked about what a message holds, methods of text, and numbers and texts that a loop or
+        a namespace holds."""
+        kind = type(obj)
+        if kind is dict and attribute not in _OF_DICTS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if kind is str and attribute in _OF_TEXTS:
+            return getattr(obj, attribute)
+        if kind in (LoopContext, Namespace) and not attribute.startswith("_"):
+            value = getattr(obj, attribute, None)
+            if type(value) in (bool, int, str):
+                return value
+        return super().getattr(obj, attribute)
 
 
 def special_variables(config: Mapping[str, Any]) -> dict[str, str]:

@@ -10,13 +10,19 @@ client sent with a mark (a Unicode noncharacter), and ``encode`` encodes the two
 they are and drops the mark. Text without such words is encoded just as the usual stacks do, and tags that
 the tokenizer does not call special (``<think>``, ``<tool_call>``) stay tokens wherever they stand. It is also
 what makes the end of a turn in a rendered text something that can be searched for (see ``generic.py``).
+
+Every session of a harness begins with the same long system prompt and list of tools, and tokenizing these takes many
+times as long as all else in rendering. The library cuts a text at control tokens before it does anything else, so
+the ids of a stretch from one to another depend on nothing around it: ``encode_prompt`` remembers the long ones.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +39,8 @@ _MARKED = re.compile(f"{MARK}({MARK})?")
 _BARRED = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
+_LONG = 2048  # characters of a stretch that is worth remembering
+_REMEMBERED = 64  # stretches
 
 
 class Tokenizer:
@@ -52,8 +60,10 @@ class Tokenizer:
         words = {text for text, (_, special) in added.items() if special or _BARRED.fullmatch(text)}
         words.update(text for text in control if text in self._added)
         self.control = frozenset(word for word in words if len(word) > 1)
-        longest_first = sorted(self.control, key=lambda word: (-len(word), word))
-        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._control = _any_of(self.control)
+        self._openings = tuple({word[:2] for word in self.control})
+        self._cuts = _any_of(self.control & _cutting(raw))
+        self._remembered = functools.lru_cache(_REMEMBERED)(self._encode_stretch)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -66,9 +76,12 @@ class Tokenizer:
         if not path.is_file():
             raise UsageError(f"no tokenizer.json in {folder}: name a model folder that has one")
         try:
-            return cls(RawTokenizer.from_file(str(path)))
+            raw = RawTokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise UsageError(f"cannot read {path}: {error}") from None
+        raw.no_truncation()  # files saved after a training may say to cut a text short or to fill it up
+        raw.no_padding()
+        return cls(raw)
 
     def token_id(self, text: str) -> int | None:
         """The id of an added token, by its text."""
@@ -86,7 +99,8 @@ class Tokenizer:
         if isinstance(value, str):
             if MARK in value:
                 value = value.replace(MARK, MARK + MARK)
-            return self._control.sub(_break, value)
+            # Far faster than the pattern, which is needed only where one of these is.
+            return self._control.sub(_break, value) if any(map(value.__contains__, self._openings)) else value
         if isinstance(value, dict):
             return {self._protect(key): self._protect(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -113,8 +127,18 @@ class Tokenizer:
         tokenizer itself adds."""
         return self.raw.encode(_SURROGATES.sub(_REPLACEMENT, text), add_special_tokens=special).ids
 
-    def encode_array(self, text: str) -> Ids:
-        """``encode`` as an int32 array."""
+    def encode_prompt(self, text: str) -> Ids:
+        """``encode`` of a whole prompt, as an int32 array. Long stretches that were in an earlier one are not
+        tokenized again."""
+        starts = [0, *(match.start() for match in self._cuts.finditer(text)), len(text)]
+        stretches, run = [], 0
+        for start, end in itertools.pairwise(starts):
+            if end - start >= _LONG:
+                stretches += [self._encode_stretch(text[run:start]), self._remembered(text[start:end])]
+                run = end
+        return np.concatenate([*stretches, self._encode_stretch(text[run:])])
+
+    def _encode_stretch(self, text: str) -> Ids:
         return np.asarray(self.encode(text), dtype=np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -159,6 +183,23 @@ class TextStream:
 def unmark(text: str) -> str:
     """Protected text as its reader sees it: without marks."""
     return "".join(_pieces(text)) if MARK in text else text
+
+
+def _any_of(words: Iterable[str]) -> re.Pattern[str]:
+    """Finds any of the words, the longest where several begin at one place."""
+    longest_first = sorted(words, key=lambda word: (-len(word), word))
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def _cutting(raw: RawTokenizer) -> set[str]:
+    """Added tokens at whose start the library always cuts a text, whatever stands around them: it looks for them
+    before it normalizes, and no other added token can reach into them. None, where one takes in what is around it."""
+    added = raw.get_added_tokens_decoder().values()
+    if any(token.lstrip or token.single_word for token in added):
+        return set()
+    inside = {char for token in added for char in token.content[1:]}
+    words = {token.content for token in added if not token.normalized}
+    return {word for word in words if word[0] not in inside and not word[0].isspace()}
 
 
 def _break(match: re.Match[str]) -> str:

@@ -31,6 +31,7 @@ class Traits(msgspec.Struct, frozen=True):
     messages may follow each other. ``object_arguments``: arguments that are a string make it fail.
     ``reasoning_fields``: the names under which it reads reasoning; ``inline_reasoning``: it has none, but
     knows ``</think>`` inside the content. ``turn_ends``: the control tokens that it writes right after a reply.
+    ``results``: it takes a tool's result.
     """
 
     text_parts: bool
@@ -42,6 +43,7 @@ class Traits(msgspec.Struct, frozen=True):
     reasoning_fields: tuple[str, ...]
     inline_reasoning: bool
     turn_ends: tuple[str, ...]
+    results: bool = True
     user_after_result: bool = True
     text_arguments: bool = False
     null_content: bool = False
@@ -76,6 +78,7 @@ def probe(template: ChatTemplate, tokenizer: Tokenizer) -> Traits:
         reasoning_fields=fields,
         inline_reasoning=not fields and "</think>" in template.source,
         turn_ends=probe_.turn_ends(tokenizer),
+        results=any(probe_.in_order(call, _TWO) for call in probe_.called()),
         user_after_result=probe_.takes_user_after_result(),
         text_arguments=not probe_.takes_arguments({"a": _ONE}) and probe_.takes_arguments('{"a": 1}'),
         null_content=probe_.content is None,
@@ -107,14 +110,17 @@ class _Probe:
             {"role": "tool", "content": _TWO, "tool_call_id": call_id, "name": "f"},
         ]
 
+    def called(self) -> list[Dicts]:
+        """A call and its result, with arguments in either form."""
+        return [self.call({"a": _ONE}), self.call('{"a": 1}')]
+
     def takes_arguments(self, arguments: Any) -> bool:
         """A call with such arguments is not refused."""
         return self.text(self.call(arguments)) is not None
 
     def takes_user_after_result(self) -> bool:
         """Only where a result itself is taken may a template refuse what follows it."""
-        for arguments in ({"a": _ONE}, '{"a": 1}'):
-            call = self.call(arguments)
+        for call in self.called():
             if self.in_order(call, _TWO):
                 return self.in_order([*call, _user(_FOUR)], _TWO, _FOUR)
         return True

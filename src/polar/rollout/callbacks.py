@@ -1,8 +1,11 @@
 """A task's results, brought to the trainer that asked for it: signed, under one id, until they have arrived.
 
 What is due stands in the ledger, so nothing is forgotten over a restart, and a delivery may come twice: the receiver
-knows it by its id. Headers and signature are those of the Standard Webhooks specification, for which receivers have
-libraries: ``webhook-id``, ``webhook-timestamp``, and ``webhook-signature`` with the base64 of an HMAC-SHA256 over
+knows it by its id. Of several servers over one ledger the one that has taken a delivery sends it; what a server that
+died had taken is due again soon after.
+
+Headers and signature are those of the Standard Webhooks specification, for which receivers have libraries:
+``webhook-id``, ``webhook-timestamp``, and ``webhook-signature`` with the base64 of an HMAC-SHA256 over
 ``id.timestamp.body``.
 """
 
@@ -19,7 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import IO, Any
 from urllib.parse import urlsplit
 
@@ -47,6 +50,8 @@ IN_MEMORY = 4 * 1024 * 1024
 """Bytes of a body from which it is kept in a file."""
 _DUE = 1000
 _PIECE = 256 * 1024
+_MARGIN = 15.0
+"""Seconds beyond those of an exchange for which a delivery is taken; put off further while its body is made."""
 
 
 class CallbackConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -145,10 +150,13 @@ class Callbacks:
         return True
 
     async def _try(self, due: PendingCallback) -> None:
-        """One try, and what follows from how it went."""
+        """One try, and what follows from how it went; nothing where another server has taken it."""
+        taken = _Taken(self._ledger, due, self._config.timeout_seconds + _MARGIN)
         try:
+            if not await taken.hold():
+                return
             sessions = await self._ledger.sessions(due.task_id)
-            error = await self._send(due, sessions)
+            error = await self._send(due, sessions, taken)
             age = max(0.0, time.time() - max((record.updated_at for record in sessions), default=0.0))
             again = None
             if error is None:
@@ -169,9 +177,13 @@ class Callbacks:
                 log.warning("callback of task %s: %s", due.task_id, error, extra={"task_id": due.task_id})
             self._metrics.callbacks.labels(outcome).inc()
             await self._ledger.callback_tried(due.task_id, arrived=error is None, retry_at=again, error=error)
+        except asyncio.CancelledError:
+            await taken.give_back()
+            raise
         except PolarError as problem:  # the database's: it is still due
             log.error("callback of task %s: %s", due.task_id, problem)
             await asyncio.sleep(self._config.backoff_seconds)
+            await taken.give_back()
         except Exception:
             log.exception("callback of task %s", due.task_id)
             await asyncio.sleep(self._config.longest_backoff_seconds)
@@ -182,7 +194,7 @@ class Callbacks:
         )
         return longest * random.uniform(0.5, 1.0)
 
-    async def _send(self, due: PendingCallback, sessions: list[SessionRecord]) -> str | None:
+    async def _send(self, due: PendingCallback, sessions: list[SessionRecord], taken: _Taken) -> str | None:
         """Send it; why it did not arrive, if it did not."""
         try:
             self.hosts.check_url(due.url)
@@ -196,6 +208,7 @@ class Callbacks:
                 async for piece in pieces:
                     mac.update(piece)
                     body.write(piece)
+                    await taken.hold()
             headers = {
                 "content-type": "application/json",
                 "content-length": str(body.tell()),
@@ -227,6 +240,38 @@ class Callbacks:
         results = each_result(self._ledger, ended, "full", allow_import=self._allow_import)
         async for piece in with_results(encode(head), results):
             yield piece
+
+
+class _Taken:
+    """A delivery that this server makes, and no other while ``hold`` is called often enough.
+
+    Args:
+        seconds: for which it is taken.
+    """
+
+    def __init__(self, ledger: Ledger, due: PendingCallback, seconds: float) -> None:
+        self._ledger = ledger
+        self._due = due
+        self._seconds = seconds
+        self._until = 0.0
+
+    async def hold(self) -> bool:
+        """Take it, or put it off further where less than the time of an exchange is left; whether it is this
+        server's. One that was lost meanwhile is sent all the same: twice is better than never."""
+        now = time.time()
+        if self._until - now > self._seconds - _MARGIN:
+            return True
+        taken = await self._ledger.put_off_callback(self._due, now + self._seconds)
+        if taken:
+            self._until = now + self._seconds
+            self._due = self._due._replace(due_at=self._until)
+        return taken
+
+    async def give_back(self) -> None:
+        """It was not sent: it is due now, whoever sends it."""
+        if self._until:
+            with suppress(PolarError):
+                await self._ledger.put_off_callback(self._due, time.time())
 
 
 def delivery_id(task_id: str, sessions: list[SessionRecord]) -> str:

@@ -126,6 +126,8 @@ class Dispatch:
         try:
             with self._metrics.write("renew"):
                 reply = await self._ledger.renew(node_id, beat.held, LEASE_SECONDS, now)
+            if beat.draining and not reply.drain:
+                await self._ledger.drain(node_id, now)
         except StoreFailure:
             self._listening_since = time.monotonic()
             raise
@@ -154,8 +156,10 @@ class Dispatch:
         self._feed.poke()
 
     async def release(self, node_id: str, release: Release) -> None:
-        """A node hands a session attempt back, unfinished: it may be claimed again at once."""
-        await self._ledger.release(node_id, release.session_id, release.attempt, time.time())
+        """A node hands a session attempt back, unfinished: it may be claimed again at once, or has ended, because
+        nodes could not go on with it too often."""
+        of = (release.session_id, release.attempt)
+        await self._ledger.release(node_id, *of, time.time(), error=release.error)
         self._feed.poke()
 
     async def drain(self, node_id: str) -> NodeInfo:

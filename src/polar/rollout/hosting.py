@@ -40,6 +40,10 @@ class CaptureHost(Protocol):
         """Seal it: its key takes no more calls, its result is stored. Whether it was open here."""
         ...
 
+    async def forget(self, session_id: str) -> None:
+        """Seal it if it is open, and drop what its gateway keeps of it."""
+        ...
+
 
 class Inference(Protocol):
     """The engines behind the gateways. Every method says how it stands afterwards: ``paused``, ``inflight``,
@@ -114,9 +118,11 @@ class Fleet:
             raise StoreConflict(f"session {request.session_id} exists: take another session_id")
         if request.task_id is not None and await self._ledger.task(request.task_id) is not None:
             raise StoreConflict(f"{request.task_id} is a task, and its sessions are its own: take another task_id")
-        nodes = [node for node in await self._nodes() if not node.draining]
+        healthy = await self._nodes()
+        nodes = [node for node in healthy if not node.draining]
         if not nodes:
-            raise Refused(503, "no gateway node is healthy: start one, or wait for it")
+            how = "every gateway node drains" if healthy else "no gateway node is healthy"
+            raise Refused(503, f"{how}: start one, or wait for it")
         node = min(nodes, key=lambda each: each.sessions)
         answer = await self._ask(node, "POST", "/sessions", to_json(request))
         opened = from_json(answer, OpenedSession)
@@ -134,13 +140,25 @@ class Fleet:
         return opened
 
     async def close(self, session_id: str) -> bool:
+        node = await self._node_of(session_id)
+        if node is None:
+            return False
+        answer = await self._ask(node, "POST", f"/sessions/{session_id}/close")
+        return bool(msgspec.json.decode(answer).get("closed"))
+
+    async def forget(self, session_id: str) -> None:
+        node = await self._node_of(session_id)
+        if node is not None:
+            await self._ask(node, "DELETE", f"/sessions/{session_id}")
+
+    async def _node_of(self, session_id: str) -> NodeInfo | None:
+        """The node that has a bare session; ``None``: it is on none."""
         record = await self._ledger.session(session_id)
         if record is None or BARE_NODE not in record.metadata:
-            return False
+            return None
         for node in await self._ledger.nodes(time.time()):
             if node.node_id == record.metadata[BARE_NODE]:
-                answer = await self._ask(node, "POST", f"/sessions/{session_id}/close")
-                return bool(msgspec.json.decode(answer).get("closed"))
+                return node
         raise Refused(503, f"the node of session {session_id} is not known any more")
 
     # ---- inference ---------------------------------------------------------------------------------------

@@ -7,13 +7,14 @@ import time
 
 from starlette.responses import Response
 
+from polar.contract.rollout import OpenSession
 from polar.rollout.app import App, app
 from polar.rollout.auth import Credentials
 from polar.rollout.hosting import CaptureHost, Inference
 from polar.rollout.http import Call, Route, reply
 from polar.rollout.inference_api import InferenceAPI
 from polar.rollout.metrics import CONTENT_TYPE, Metrics
-from polar.rollout.sessions_api import Closed, capture_routes
+from polar.rollout.sessions_api import Closed, Forgotten, capture_routes
 
 
 def node_app(capture: CaptureHost, inference: Inference, metrics: Metrics, node_token: str) -> App:
@@ -21,11 +22,16 @@ def node_app(capture: CaptureHost, inference: Inference, metrics: Metrics, node_
     began = time.time()
 
     async def open_session(call: Call) -> Response:
-        return reply(await capture.open(call.body))
+        return reply(await capture.open(call.body or OpenSession()))
 
     async def close_session(call: Call) -> Response:
         name = call.id("session_id")
         return reply(Closed(name, await capture.close(name)))
+
+    async def forget_session(call: Call) -> Response:
+        name = call.id("session_id")
+        await capture.forget(name)
+        return reply(Forgotten(name))
 
     async def health(call: Call) -> Response:
         return reply({"status": "ok", "since": began})
@@ -34,7 +40,7 @@ def node_app(capture: CaptureHost, inference: Inference, metrics: Metrics, node_
         return Response(metrics.exposed(), headers={"content-type": CONTENT_TYPE})
 
     routes = [
-        *capture_routes(open_session, close_session, "node"),
+        *capture_routes(open_session, close_session, forget_session, "node"),
         *InferenceAPI(inference, "node").routes(),
         Route("GET", "/health", "health", None, health, "Is it there?"),
         Route("GET", "/metrics", "metrics", "node", numbers, "Numbers.", answer="text/plain"),

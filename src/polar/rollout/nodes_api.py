@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from polar.contract.errors import UsageError
 from polar.contract.rollout import (
+    LARGEST_DELIVERY,
     Claim,
     Delivery,
     Heartbeat,
@@ -22,10 +23,8 @@ from polar.contract.rollout import (
 from polar.contract.task import ID_PATTERN
 from polar.rollout.dispatch import Dispatch
 from polar.rollout.http import Call, Query, Route, reply
+from polar.rollout.views import whole_nodes
 from polar.store.ledger import Ledger
-
-LARGEST_DELIVERY = 1024 * 1024 * 1024
-"""Bytes. A conversation with many images is large, and a node that can't hand it over would try for ever."""
 
 
 class NodesAPI:
@@ -69,13 +68,24 @@ class NodesAPI:
         ]  # fmt: skip
 
     async def list(self, call: Call) -> Response:
-        return reply(await self._ledger.nodes(time.time()))
+        return reply(whole_nodes(await self._ledger.nodes(time.time())))
 
     async def read(self, call: Call) -> Response:
-        return reply(await self._dispatch.node(call.id("node_id")))
+        return reply(await self._one(call.id("node_id")))
 
     async def drain(self, call: Call) -> Response:
-        return reply(await self._dispatch.drain(call.id("node_id")))
+        """All of its workers, if it has several."""
+        name = call.id("node_id")
+        workers = [node.node_id for node in await self._ledger.nodes(time.time()) if node.worker_of == name]
+        for worker in workers or [name]:
+            await self._dispatch.drain(worker)
+        return reply(await self._one(name))
+
+    async def _one(self, name: str) -> NodeInfo:
+        for node in whole_nodes(await self._ledger.nodes(time.time())):
+            if node.node_id == name:
+                return node
+        return await self._dispatch.node(name)  # one worker, or none
 
     async def register(self, call: Call) -> Response:
         spec: NodeSpec = call.body

@@ -47,7 +47,8 @@ ORPHANS_EVERY = 60.0
 
 
 class RetentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """For how many days ended tasks and sessions are kept; ``None``: for ever."""
+    """For how many days ended tasks and sessions are kept; ``None``: for ever. A gateway that is apart keeps in its
+    journal for as long what the server has from it, too; ``None``: for a day."""
 
     days: float | None = None
 

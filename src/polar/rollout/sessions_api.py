@@ -41,6 +41,14 @@ class Closed(msgspec.Struct):
     closed: bool
 
 
+class Forgotten(msgspec.Struct):
+    """A bare session is not there any more, nor what it captured: so many calls."""
+
+    session_id: str
+    messages_deleted: int = 0
+    deleted: bool = True
+
+
 class SessionsAPI:
     """The routes of sessions.
 
@@ -81,12 +89,7 @@ class SessionsAPI:
                 "GET", one + "/trajectory", "trajectory.read", "read", self.trajectory,
                 "The traces of a session, built afresh.", query=other, answer=WireTrajectory, audited=lambda _: True,
             ),
-            *capture_routes(self.open, self.close, "submit"),
-            Route(
-                "DELETE", one, "session.forget", "submit", self.forget,
-                "End a bare session; what it captured stays for as long as retention keeps it.", statuses=(409,),
-                audited=lambda _: True,
-            ),
+            *capture_routes(self.open, self.close, self.forget, "submit"),
         ]  # fmt: skip
 
     # ---- to look at --------------------------------------------------------------------------------------
@@ -161,9 +164,19 @@ class SessionsAPI:
         return reply(Closed(record.session_id, await self._close(record)))
 
     async def forget(self, call: Call) -> Response:
+        """Here and on its gateway; one that has ended also where that is away: there its retention does it."""
         record = await self._bare(call.id("session_id"))
-        await self._close(record)
-        return reply({"session_id": record.session_id, "deleted": True, "messages_deleted": 0})
+        name = record.session_id
+        calls = len(await self._ledger.completions(name))
+        if self._capture is not None:
+            try:
+                await self._capture.forget(name)
+            except Refused:
+                if record.state not in TERMINAL_STATES:
+                    raise
+        await self._ledger.forget_session(name)
+        self._written()
+        return reply(Forgotten(name, calls))
 
     # ---- how ---------------------------------------------------------------------------------------------
 
@@ -211,8 +224,8 @@ class SessionsAPI:
         yield b"]}"
 
 
-def capture_routes(open: Handler, close: Handler, role: Role) -> list[Route]:
-    """The routes that open and seal a bare session; a node has the same ones, for its server."""
+def capture_routes(open: Handler, close: Handler, forget: Handler, role: Role) -> list[Route]:
+    """The routes that open, seal and forget a bare session; a node has the same ones, for its server."""
     return [
         Route(
             "POST", "/sessions", "session.open", role, open, "Open a bare capture session.",
@@ -221,6 +234,11 @@ def capture_routes(open: Handler, close: Handler, role: Role) -> list[Route]:
         Route(
             "POST", "/sessions/{session_id}/close", "session.close", role, close, "Seal a bare capture session.",
             answer=Closed, statuses=(409,), audited=lambda _: True,
+        ),
+        Route(
+            "DELETE", "/sessions/{session_id}", "session.forget", role, forget,
+            "Forget a bare capture session and all that it captured; one that is open is sealed first.",
+            answer=Forgotten, statuses=(409,), audited=lambda _: True,
         ),
     ]  # fmt: skip
 

@@ -33,6 +33,8 @@ from polar.trajectories.export import export
 
 CANCELLED_BEFORE = 300.0
 """Seconds for which a task that was cancelled before it came is refused."""
+CANCEL_WAIT = 5.0
+"""Seconds that a cancellation waits for the sessions' ends: nodes hear of it at their next heartbeat."""
 MOST_SAMPLES = 10_000
 
 
@@ -73,7 +75,7 @@ class TasksAPI:
         wait = Query("wait", "Seconds to wait for the end.", float, 0.0, most=LONGEST_WAIT)
         if_missing = Query("register_if_missing", "Refuse the task if it comes later.", bool, False)
         listing = (
-            Query("status", "Only these.", choices=("running", "completed", "failed")),
+            Query("status", "Only these.", choices=("running", "completed", "cancelled")),
             Query("harness", "Only of this harness."),
             Query("since", "Only what has changed since (epoch seconds).", float),
             Query("limit", "How many, the newest first.", int, 200, least=1, most=1000),
@@ -89,7 +91,7 @@ class TasksAPI:
                 query=(results, wait), answer=WireTaskStatus, audited=_with_traces,
             ),
             Route(
-                "DELETE", one, "task.cancel", "submit", self.cancel, "End a task.",
+                "DELETE", one, "task.cancel", "submit", self.cancel, "End a task, and wait some seconds for it.",
                 query=(if_missing,), answer=WireTaskStatus, audited=_always,
             ),
             Route(
@@ -132,8 +134,9 @@ class TasksAPI:
             now = time.monotonic()
             self._refused_until = {name: end for name, end in self._refused_until.items() if end > now}
             self._refused_until[task_id] = now + CANCELLED_BEFORE
-            return reply(WireTaskStatus(task_id=task_id, status="failed", total_sessions=0, completed_sessions=0))
-        return await self._answer(await self._progress(task_id), "summary")
+            return reply(WireTaskStatus(task_id=task_id, status="cancelled", total_sessions=0, completed_sessions=0))
+        progress = await call.while_connected(self._until_ended(task_id, CANCEL_WAIT))
+        return await self._answer(progress, "summary")
 
     async def list(self, call: Call) -> Response:
         query = call.query

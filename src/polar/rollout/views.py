@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from polar.contract.errors import UsageError
 from polar.contract.result import TERMINAL_STATES, SessionResult
-from polar.contract.rollout import TaskState
+from polar.contract.rollout import NodeInfo, NodeLoad, TaskState
 from polar.contract.task import TaskRequest
 from polar.results import rebuild
 from polar.rollout.wire import WireTaskStatus, encode, wire_result
@@ -89,6 +91,39 @@ async def with_results(document: bytes, results: AsyncIterator[bytes]) -> AsyncI
         yield result if first else b"," + result
         first = False
     yield b"]" + after
+
+
+def whole_nodes(found: Sequence[NodeInfo]) -> list[NodeInfo]:
+    """The nodes as their operators named them: workers behind one port are one node."""
+    groups: dict[str, list[NodeInfo]] = {}
+    for info in found:
+        groups.setdefault(info.worker_of or info.node_id, []).append(info)
+    return [_whole_node(name, infos) for name, infos in groups.items()]
+
+
+def _whole_node(name: str, infos: list[NodeInfo]) -> NodeInfo:
+    first = infos[0]
+    if not first.worker_of:
+        return first
+    alive = [info for info in infos if info.healthy]
+    counted = alive or infos
+
+    def added(of: Callable[[NodeInfo], Any], fields: Iterable[str]) -> dict[str, int]:
+        return {field: sum(getattr(of(info), field) for info in counted) for field in fields}
+
+    stages = ("max_init_workers", "max_run_workers", "max_postrun_workers", "sessions")
+    return msgspec.structs.replace(
+        first,
+        node_id=name,
+        gateway_url=first.gateway_url.rpartition("/workers/")[0],
+        healthy=bool(alive),
+        draining=all(info.draining for info in counted),
+        last_heartbeat=max(info.last_heartbeat for info in infos),
+        metrics=NodeLoad(**added(lambda info: info.metrics, NodeLoad.__struct_fields__)),
+        worker_of="",
+        workers=len(alive),
+        **added(lambda info: info, stages),
+    )
 
 
 def task_summary(task: TaskRequest, state: TaskState, sessions: Sequence[SessionRecord]) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from starlette.responses import Response, StreamingResponse
 
 import polar
 from polar.contract.result import SessionState
-from polar.contract.rollout import Event
+from polar.contract.rollout import Event, NodeInfo
 from polar.rollout.feed import Feed, within
 from polar.rollout.http import Call, Query, Route, reply
 from polar.rollout.metrics import CONTENT_TYPE, Metrics
+from polar.rollout.views import whole_nodes
 from polar.rollout.wire import encode
 from polar.store.ledger import Ledger
 
@@ -64,11 +65,11 @@ class WatchAPI:
         ]  # fmt: skip
 
     async def health(self, call: Call) -> Response:
-        return reply(Health("ok", len(await self._ledger.nodes(time.time()))))
+        return reply(Health("ok", len(await self._nodes())))
 
     async def status(self, call: Call) -> Response:
         progress = await self._ledger.progress()
-        nodes = await self._ledger.nodes(time.time())
+        nodes = await self._nodes()
         states = await self._count()
         return reply(
             {
@@ -101,11 +102,14 @@ class WatchAPI:
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
     async def metrics(self, call: Call) -> Response:
-        body = self._metrics.expose(await self._count(), await self._ledger.nodes(time.time()))
+        body = self._metrics.expose(await self._count(), await self._nodes())
         return Response(body, headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, call: Call) -> Response:
         return reply(self._page())
+
+    async def _nodes(self) -> list[NodeInfo]:
+        return whole_nodes(await self._ledger.nodes(time.time()))
 
     async def _count(self) -> Counter[str]:
         """Sessions by state, counted now or a moment ago."""

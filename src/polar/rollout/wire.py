@@ -2,6 +2,11 @@
 
 There messages and tools are OpenAI chat objects, and ``timing`` has exactly the milliseconds that its clients know
 (they refuse other keys), so ours, seconds by stage, stand in the trajectory's metadata under ``seconds``.
+
+Two things that its trainer can't know otherwise are said in each result. It trains on a session that ran out of the
+agent's own time only where a trace's ``training_filter`` tells it to. And it takes no reward for a reward of 0, so an
+auxiliary trace without one would be trained as a failure: the mask of such a trace is all 0. What was sampled in it
+stands in ``wire_trajectory`` and in the exports, unchanged.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from polar.contract.arrays import Floats, Ids
 from polar.contract.result import SessionResult, Trace, TraceRole, Trajectory
@@ -16,6 +22,9 @@ from polar.contract.rollout import TaskState
 from polar.store.base import SessionRecord
 from polar.store.codec import dumps
 from polar.trajectories.chatform import chat_messages, chat_tools
+
+AGENT_TIMEOUT = {"reason": "agent_timeout", "trainable": True, "masked": False}
+AUXILIARY = {"reason": "auxiliary", "trainable": False, "masked": True}
 
 
 class WireTiming(msgspec.Struct, kw_only=True):
@@ -87,6 +96,7 @@ def wire_result(result: SessionResult, record: SessionRecord | None = None) -> W
         record: its session, which knows since when it had waited.
     """
     trajectory = wire_trajectory(result.trajectory)
+    _filter(trajectory)
     trajectory.metadata = {**trajectory.metadata, "seconds": result.timing}
     return WireResult(
         session_id=result.session_id,
@@ -125,6 +135,28 @@ def _trace(trace: Trace) -> WireTrace:
         tools=chat_tools(trace.tools),
         **{name: getattr(trace, name) for name in same + arrays},
     )
+
+
+def _filter(trajectory: WireTrajectory) -> None:
+    """Say of each trace what a trainer is to know of it, in place."""
+    agent = trajectory.metadata.get("agent_result") or {}
+    timed_out = trajectory.status == "TIMEOUT" and agent.get("timeout_source") == "agent"
+    for trace in trajectory.traces:
+        if trace.role == "auxiliary" and trace.reward is None:
+            _mask(trace)
+            trace.metadata = {**trace.metadata, "training_filter": AUXILIARY}
+        elif timed_out and trace.loss_mask.any():
+            trace.metadata = {**trace.metadata, "training_filter": AGENT_TIMEOUT}
+    if trajectory.traces and "reconstruction" in trajectory.metadata:
+        tokens = sum(int(trace.loss_mask.sum()) for trace in trajectory.traces)
+        reconstruction = {**trajectory.metadata["reconstruction"], "tokens_trained": tokens}
+        trajectory.metadata = {**trajectory.metadata, "reconstruction": reconstruction}
+
+
+def _mask(trace: WireTrace) -> None:
+    trace.loss_mask = np.zeros_like(trace.loss_mask)
+    trace.response_logprobs = np.zeros_like(trace.response_logprobs)
+    trace.weight_versions = np.full_like(trace.weight_versions, -1)
 
 
 def _milliseconds(result: SessionResult, record: SessionRecord | None) -> WireTiming:

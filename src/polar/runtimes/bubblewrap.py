@@ -3,7 +3,8 @@
 Shown, read-only: the system's programs and the few files of /etc that programs need. Not shown: homes, /tmp,
 /run, /var, credentials, other sessions. ``/proc`` is read-only as well: where Polar runs as root, the sandbox's
 user is root's own on disk, and the kernel's switches in ``/proc/sys`` ask for no more than that. ``/dev`` is
-read-only and ``/dev/shm`` on disk: a file in memory counts as no process's, and could take all of it.
+read-only and ``/dev/shm`` on disk: a file in memory counts as no process's, and could take all of it. ``/etc`` is put
+together in memory, which costs less than files to put all of its parts on, and is read-only.
 """
 
 from __future__ import annotations
@@ -12,18 +13,17 @@ import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from polar.contract.errors import UsageError
 from polar.contract.runtime import Mount
-from polar.runtimes.supervised import interpreter, script
+from polar.runtimes.supervised import interpreter
 
 UID = 1000
 SHARED = ".shm"
 """In a sandbox's root folder: what is ``/dev/shm`` inside."""
-SCRIPT_INSIDE = "/run/polar/supervisor.py"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 ETC = (
     "alternatives",
@@ -44,6 +44,8 @@ ETC = (
     "ssl/openssl.cnf",
     "timezone",
 )
+OWN_ETC = Path(__file__).with_name("etc")
+"""Files of /etc that say who is who inside, and where ``localhost`` is."""
 ETC_WITH_NETWORK = ("gai.conf", "host.conf", "hosts", "resolv.conf")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -69,7 +71,7 @@ def _knows(bwrap: str, option: str) -> bool:
     return option in text.stdout + text.stderr
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """One sandbox: host folders by their writable place inside, read-only mounts, and its network."""
 
@@ -78,15 +80,21 @@ class Plan:
     mounts: tuple[Mount, ...]
     network: bool
 
-    def shown(self) -> list[tuple[str, str]]:
-        """(path inside, host path) of everything read-only."""
-        pairs = [(path, path) for path in SYSTEM if os.path.isdir(path) and not os.path.islink(path)]
+    @functools.cached_property
+    def shown(self) -> dict[str, str]:
+        """Host paths of everything read-only, by the path inside."""
+        pairs = {path: path for path in SYSTEM if os.path.isdir(path) and not os.path.islink(path)}
         names = (*ETC, *ETC_WITH_NETWORK) if self.network else ETC
-        pairs += [(f"/etc/{name}", f"/etc/{name}") for name in names if os.path.exists(f"/etc/{name}")]
-        pairs += [(str(mount.source), mount.target or str(mount.source)) for mount in self.mounts]
-        pairs += [(prefix, prefix) for prefix in python_prefix()]
-        pairs.append((str(script()), SCRIPT_INSIDE))
-        return list({inside: host for host, inside in pairs}.items())
+        pairs |= {f"/etc/{name}": f"/etc/{name}" for name in names if os.path.exists(f"/etc/{name}")}
+        own = ("passwd", "group") if self.network else ("passwd", "group", "hosts")
+        pairs |= {f"/etc/{name}": f"{OWN_ETC}/{name}" for name in own}
+        pairs |= {mount.target or str(mount.source): str(mount.source) for mount in self.mounts}
+        return pairs | {prefix: prefix for prefix in python_prefix()}
+
+    @property
+    def read_only(self) -> tuple[str, ...]:
+        """Paths inside below which nothing can be put."""
+        return (*self.shown, "/etc")
 
     def check(self) -> None:
         """Refuse places that would hide each other.
@@ -97,54 +105,53 @@ class Plan:
         for mount in self.mounts:
             if not mount.source.exists():
                 raise UsageError(f"{mount.source} is to be shown in the sandbox, but it is not there")
-        for _, host in self.shown():
-            if Path.home().is_relative_to(host) and host not in SYSTEM:
+        home = str(Path.home())
+        for host in self.shown.values():
+            if is_below(home, host) and host not in SYSTEM:
                 raise UsageError(f"{host} holds a user's home, which a sandbox must not show")
         for place in self.writable:
             if place == "/" or not place.startswith("/") or os.path.normpath(place) != place:
                 raise UsageError(f"workdir {place!r} must be an absolute path below /, like /workspace")
-            hidden = [*(inside for inside, _ in self.shown()), *SYSTEM, "/proc", "/dev", "/etc", "/run"]
-            for inside in hidden:
-                if PurePosixPath(place).is_relative_to(inside):
+            for inside in (*self.read_only, *SYSTEM, "/proc", "/dev", "/run"):
+                if is_below(place, inside):
                     raise UsageError(f"workdir {place!r} lies in {inside}, which is read-only: use /workspace")
 
 
-def python_prefix() -> Iterable[str]:
-    """Where the supervisor's interpreter lives, unless the system folders have it already."""
+def is_below(path: str, folder: str) -> bool:
+    """Whether a path is a folder or something in it; both are absolute, and neither ends with a slash."""
+    return path == folder or path.startswith(f"{folder}/")
+
+
+@functools.cache
+def python_prefix() -> Sequence[str]:
+    """Where this interpreter lives, for commands to use, unless the system folders have it already."""
     prefix = interpreter().parent.parent
     return () if any(prefix.is_relative_to(folder) for folder in SYSTEM) else (str(prefix),)
 
 
-def fill_root(root: Path, *, network: bool) -> None:
-    """The few ordinary files and links of a sandbox's root folder; the rest is mounted over it."""
+def fill_root(root: Path) -> None:
+    """The few ordinary folders and links of a sandbox's root folder; the rest is mounted over it."""
     for folder in ("etc", "run", "proc", "dev", "var", SHARED):
-        (root / folder).mkdir(parents=True)
+        os.mkdir(root / folder)
     for path in SYSTEM:
         if os.path.islink(path):
-            (root / path[1:]).symlink_to(os.readlink(path))
-    etc = root / "etc"
-    (etc / "passwd").write_text(
-        f"root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{UID}:{UID}:agent:/home/agent:/bin/sh\n"
-        "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
-    )
-    (etc / "group").write_text(f"root:x:0:\nagent:x:{UID}:\nnogroup:x:65534:\n")
-    if not network:
-        (etc / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n")
+            os.symlink(os.readlink(path), f"{root}{path}")
 
 
 def walls(bwrap: str, plan: Plan) -> list[str]:
     """The command line that runs what follows it inside."""
     line = [bwrap, "--unshare-user", "--uid", str(UID), "--gid", str(UID), "--unshare-pid", "--unshare-ipc"]
-    line += ["--unshare-uts", "--hostname", "sandbox", "--unshare-cgroup-try", "--as-pid-1"]
-    line += ["--die-with-parent", "--new-session", "--clearenv"]
+    line += ["--unshare-uts", "--hostname", "sandbox", "--unshare-cgroup-try"]
+    line += ["--new-session", "--clearenv"]
     if not plan.network:
         line.append("--unshare-net")
     if _knows(bwrap, "--disable-userns"):
         line.append("--disable-userns")
     line += ["--bind", str(plan.root), "/", "--proc", "/proc", "--remount-ro", "/proc"]
     line += ["--dev", "/dev", "--bind", str(plan.root / SHARED), "/dev/shm", "--remount-ro", "/dev"]
-    places = [("--ro-bind", host, inside) for inside, host in plan.shown()]
+    line += ["--tmpfs", "/etc"]
+    places = [("--ro-bind", host, inside) for inside, host in plan.shown.items()]
     places += [("--bind", str(folder), inside) for inside, folder in plan.writable.items()]
-    for place in sorted(places, key=lambda place: len(PurePosixPath(place[2]).parts)):  # outermost first
+    for place in sorted(places, key=lambda place: place[2].count("/")):  # outermost first
         line += place
-    return [*line, "--remount-ro", "/", "--chdir", "/", "--"]
+    return [*line, "--remount-ro", "/etc", "--remount-ro", "/", "--chdir", "/", "--"]

@@ -30,7 +30,7 @@ PORT = 8080
 NOT_FOUND = "bubblewrap is not installed"
 INSTALL = "apt-get install bubblewrap, or pip install 'polar[sandbox]'"
 REFUSED = (
-    "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1 and "
+    "use Linux 5.8 or newer, allow user namespaces (sysctl kernel.unprivileged_userns_clone=1 and "
     "kernel.apparmor_restrict_unprivileged_userns=0; in a container: --security-opt seccomp=unconfined "
     "--security-opt systempaths=unconfined), or pass --no-sandbox where no isolation is needed"
 )
@@ -89,13 +89,11 @@ class BubblewrapBackend:
         plan = bubblewrap.Plan(folder / "root", writable, mounts, network=spec.allow_internet)
         plan.check()
         lock = await prepare_folder(folder)
-        place = Place(folder, lock, workdir, HOME, writable, read_only=tuple(inside for inside, _ in plan.shown()))
+        place = Place(folder, lock, workdir, HOME, writable, read_only=plan.read_only)
         try:
-            await asyncio.to_thread(bubblewrap.fill_root, plan.root, network=spec.allow_internet)
+            await asyncio.to_thread(bubblewrap.fill_root, plan.root)
             inner = await Supervised.start(
                 bubblewrap.walls(bwrap, plan),
-                script=bubblewrap.SCRIPT_INSIDE,
-                env={"PATH": bubblewrap.PATH},
                 limits=self._limits.of(spec),
                 port=port,
                 log=folder / "root" / ".start.log",

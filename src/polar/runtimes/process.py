@@ -12,7 +12,7 @@ from polar.contract.runtime import Command, Mount, RuntimeFailure
 from polar.contract.task import RuntimeSpec
 from polar.runtimes.base import Probe
 from polar.runtimes.sandbox import LocalRuntime, Place, absolute, prepare_folder, refuse_unsupported
-from polar.runtimes.supervised import Limits, Supervised, script
+from polar.runtimes.supervised import Limits, Supervised
 
 
 class ProcessBackend:
@@ -67,8 +67,6 @@ class ProcessBackend:
         try:
             inner = await Supervised.start(
                 [],
-                script=str(script()),
-                env={"PATH": path},
                 limits=self._limits.of(spec),
                 port=None,
                 log=folder / "root" / ".start.log",

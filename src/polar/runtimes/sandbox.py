@@ -67,10 +67,9 @@ def _make_folder(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # the modes inside are the agent's to choose: other users of this host stay out
         lock = leftovers.claim(folder)
-        for part in ("root", "workspace", "home", "tmp"):
-            (folder / part).mkdir(mode=0o755)
-        for part in ("artifacts", "logs"):
-            (folder / "home/session" / part).mkdir(parents=True)
+        session = ("home/session", "home/session/artifacts", "home/session/logs")
+        for part in ("root", "workspace", "home", "tmp", *session):
+            os.mkdir(f"{folder}/{part}", 0o755)
     except OSError as error:
         if lock is not None:
             _give_up(folder, lock)

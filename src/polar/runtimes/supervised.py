@@ -11,16 +11,16 @@ import contextlib
 import functools
 import marshal
 import os
-import py_compile
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from polar.contract.runtime import RuntimeFailure
 from polar.contract.task import RuntimeSpec
@@ -54,84 +54,96 @@ class Ended:
     reason: str | None = None
 
 
+@functools.cache
 def interpreter() -> Path:
     """The bare Python that runs the supervisor: the one behind this process, outside any venv."""
     return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
 
 
-@functools.cache
-def script() -> Path:
-    """The supervisor's code: compiled, where that can be kept, as every start would compile it again."""
-    with contextlib.suppress(OSError):
-        return Path(py_compile.compile(str(SCRIPT), doraise=True) or SCRIPT)
-    return SCRIPT
+class Warm:
+    """The process that supervisors are forked from: started for the first sandbox, and again should it have died."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket | None = None
+
+    def fork(self, want: dict[str, Any], control: socket.socket, log: Path) -> None:
+        """Start a supervisor.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        with log.open("wb") as out, _in_memory(want) as request, self._lock:
+            fds = [request.fileno(), control.fileno(), out.fileno()]
+            if self._requests is not None:
+                with contextlib.suppress(ConnectionError):
+                    socket.send_fds(self._requests, [b"f"], fds)
+                    return
+            self._requests = self._start()
+            socket.send_fds(self._requests, [b"f"], fds)
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [str(interpreter()), "-I", "-S", "-B", "-X", "utf8", str(SCRIPT), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        return ours
 
 
-@functools.cache
-def _spawner() -> ThreadPoolExecutor:
-    """One thread that lives as long as this process: a sandbox dies with the *thread* that started it."""
-    return ThreadPoolExecutor(1, thread_name_prefix="polar-sandbox")
+def _in_memory(request: dict[str, Any]) -> IO[bytes]:
+    file = open(os.memfd_create("request", os.MFD_CLOEXEC), "wb+", buffering=0)  # noqa: SIM115 (the caller closes it)
+    file.write(marshal.dumps(request))
+    file.seek(0)
+    return file
+
+
+_warm = Warm()
 
 
 class Supervised:
     """A running supervisor."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], control: socket.socket, limits: Limits, *, walled: bool
-    ) -> None:
-        self._process, self._control, self._limits, self._walled = process, control, limits, walled
+    def __init__(self, control: socket.socket, limits: Limits, port: int | None) -> None:
+        self._control, self._limits, self.port = control, limits, port
         self._first: int | None = None
+        self._ending: asyncio.Future[None] | None = None
         self.listener: socket.socket | None = None
-        self.port: int | None = None
 
     @classmethod
-    async def start(
-        cls,
-        walls: Sequence[str],
-        *,
-        script: str,
-        env: Mapping[str, str],
-        limits: Limits,
-        port: int | None,
-        log: Path,
-    ) -> Supervised:
-        """Start the supervisor behind ``walls`` (a command line that runs the rest of it inside).
+    async def start(cls, walls: Sequence[str], *, limits: Limits, port: int | None, log: Path) -> Supervised:
+        """Start the supervisor behind ``walls`` (a command line that runs what follows it inside), if there are any.
 
         Args:
-            script: where ``supervisor.py`` is, as the inside sees it.
             port: loopback port of the listener to make inside; ``None`` for none.
             log: gets what the walls say when they can't be built.
 
         Raises:
             RuntimeFailure: it did not come up; the message has the last words.
         """
+        want = {
+            "walls": list(walls),
+            "port": port,
+            "cpus": choose_cpus(limits.cpus),
+            "limits": {"processes": limits.processes, "memory": limits.memory or 0},
+        }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        config = (theirs.fileno(), port or 0, limits.processes, limits.memory or 0, *choose_cpus(limits.cpus))
-        python = [str(interpreter()), "-I", "-S", "-B", "-X", "utf8", script, *map(str, config)]
-
-        def spawn() -> subprocess.Popen[bytes]:
-            with theirs, log.open("wb") as out:
-                return subprocess.Popen(
-                    [*walls, *python],
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    env=dict(env),
-                    cwd="/",
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
-
         try:
-            process = await asyncio.get_running_loop().run_in_executor(_spawner(), spawn)
-        except BaseException as error:
+            with theirs:
+                _warm.fork(want, theirs, log)
+        except OSError as error:
             ours.close()
-            if isinstance(error, OSError):
-                raise RuntimeFailure(f"the sandbox can't be started: {error}") from error
-            raise
-        new = cls(process, ours, limits, walled=bool(walls))
-        new.port = port
+            raise RuntimeFailure(f"the sandbox can't be started: {error}") from error
+        new = cls(ours, limits, port)
         try:
             await new._ready()
         except BaseException as error:
@@ -193,38 +205,58 @@ class Supervised:
         return Ended(int(how.removeprefix("exit ")), timed_out=False, reason=why or None)
 
     def _order(self, request: dict[str, Any], stdout: Path, stderr: Path) -> socket.socket:
-        memory = os.memfd_create("request", os.MFD_CLOEXEC)
-        with open(memory, "wb+", buffering=0) as file, stdout.open("wb") as out, stderr.open("wb") as err:
-            file.write(marshal.dumps(request))
-            file.seek(0)
+        with _in_memory(request) as file, stdout.open("wb") as out, stderr.open("wb") as err:
             return self._send(b"x", [file.fileno()], [out.fileno(), err.fileno()])
 
     async def end_commands(self) -> None:
         """End every command inside; the sandbox itself stays, unless it does not do as told."""
-        if not await self._ended_when_told():
-            await self._destroy()
+        with contextlib.suppress(TimeoutError, RuntimeFailure), self._send(b"k", [], []) as answer:
+            async with asyncio.timeout(END_SECONDS):
+                if await _reply(answer) is not None:
+                    return
+        await self.kill()
 
     async def kill(self) -> None:
-        """End the sandbox and every process in it. When this returns, they are gone."""
-        if not self._walled:  # so that it collects them, too
-            await self._ended_when_told()
-        await self._destroy()
+        """End the sandbox and every process in it. When this returns, they are gone; cancelled, it goes on."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end())
+        await asyncio.shield(self._ending)
 
-    def _end_from_outside(self) -> None:
+    async def _end(self) -> None:
+        try:
+            if not await self._ended_when_told():
+                await self._end_from_outside()
+        finally:
+            self._control.close()
+            if self._first is not None:
+                os.close(self._first)
+                self._first = None
+
+    async def _ended_when_told(self) -> bool:
+        """It ends all it has when this end closes, and then itself."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                while await _received(self._control):
+                    pass
+                return True
+        return False
+
+    async def _end_from_outside(self) -> None:
         """End every process below it. It can't do so itself, but as long as it lives orphans come back to it; what a
         fork made in between is met in the next round."""
+        if self._first is None:
+            return
         known: set[int] = set()
-        while new := set(supervisor.below(self._process.pid)) - known:
+        while new := set(supervisor.below(_pid_of(self._first))) - known:
             known |= new
             for pid in new:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-
-    async def _ended_when_told(self) -> bool:
-        with contextlib.suppress(TimeoutError, RuntimeFailure), self._send(b"k", [], []) as answer:
-            async with asyncio.timeout(END_SECONDS):
-                return await _reply(answer) is not None
-        return False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(self._first, signal.SIGKILL)
+        await asyncio.to_thread(select.select, [self._first], [], [])
 
     def _send(self, word: bytes, before: list[int], after: list[int]) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -237,35 +269,30 @@ class Supervised:
             raise RuntimeFailure("the sandbox is gone: it was killed or closed before this command") from error
         return ours
 
-    async def _destroy(self) -> None:
-        process = self._process
-        if not self._walled and process.poll() is None:  # without walls its processes don't die with it
-            self._end_from_outside()
-        if self._first is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(self._first, signal.SIGKILL)
-            os.close(self._first)
-            self._first = None
-        elif process.poll() is None:
-            process.kill()
-        self._control.close()
-        if process.poll() is None:
-            await asyncio.to_thread(process.wait)
-
 
 def _settle(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
 
+async def _received(source: socket.socket) -> bytes:
+    """The next message; empty once the other end is closed."""
+    try:
+        return await asyncio.get_running_loop().sock_recv(source, 1 << 16)
+    except ConnectionError:
+        return b""
+
+
 async def _reply(answer: socket.socket) -> tuple[str, str] | None:
     """The supervisor's answer, how it ended and why; ``None`` when it died without one."""
-    try:
-        data = await asyncio.get_running_loop().sock_recv(answer, 1 << 16)
-    except ConnectionError:
-        return None
-    how, newline, why = data.decode("utf-8", "replace").partition("\n")
+    how, newline, why = (await _received(answer)).decode("utf-8", "replace").partition("\n")
     return (how, why) if newline else None
+
+
+def _pid_of(pidfd: int) -> int:
+    """The process id, 0 or less once it has ended."""
+    text = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+    return int(text.partition("Pid:")[2].split()[0])
 
 
 _next_cpu = 0

@@ -1,27 +1,35 @@
-"""The first process of a sandbox: it starts commands there, keeps their output, and ends them, all of them.
+"""The first process of every sandbox: it starts commands there, keeps their output, and ends them, all of them.
 
 It lives inside because only the inside can do these things simply: whoever is born here has the sandbox's
-namespaces, limits and lack of privileges without being told; orphans come back to their first process; and
-a socket made here listens in the sandbox's own network. The gateway holds the other end of one socket. When
-that end closes, however the gateway died, everything here dies.
+namespaces, limits and lack of privileges without being told, and a socket made here listens in the sandbox's own
+network. The gateway holds the other end of one socket. When that end closes, however the gateway died, everything
+here dies.
 
-This file is run by path, on a bare interpreter, for every sandbox there is: it imports only what is quick to import
-(no json, no typing; no socket and no signal, which make enums of their constants), which makes it start in a third of
-the time. Messages on the socket are one byte with file descriptors; what has more to say is ``marshal`` towards here,
-and lines of text from here:
+An interpreter takes longer to start than all else that a sandbox needs. So a gateway starts one, by path and bare,
+which waits: for each sandbox it forks (``main``), and what it forked builds the walls, moves behind them and serves
+(``supervise``). It keeps nothing of any sandbox, and ends when the gateway does.
+
+Behind walls, bubblewrap itself runs nothing but ``cat``, which ends when this process does. This one joins what they
+are in, but has a process namespace of its own there, and is the first in it: nobody inside can end it, whoever loses
+his parent comes to it, and what was bubblewrap's is not to be seen.
+
+Messages on the socket are one byte with file descriptors; what has more to say is ``marshal`` towards here, and lines
+of text from here:
 
     x  request (a dict in a file), result, stdout, stderr   run a command; how it ended goes to ``result``
     k  result                                               end every command, then answer
 """
 
-import _signal as signal  # type: ignore[import-not-found]
-import _socket
+import contextlib
 import ctypes
 import fcntl
+import gc
 import marshal
 import os
 import resource
 import select
+import signal
+import socket
 import sys
 import termios
 import time
@@ -29,38 +37,33 @@ import time
 KEYCTL = {"x86_64": 250, "aarch64": 219}
 """The number of the system call, by machine."""
 KEYCTL_JOIN_SESSION_KEYRING = 1
-PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 24, 36, 38
+CAPABILITY_VERSION_3 = 0x20080522
+NS_GET_USERNS = 0xB701
+CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
+JOINED = {"cgroup": 0x02000000, "uts": 0x04000000, "ipc": 0x08000000, "net": 0x40000000, "mnt": 0x00020000}
+"""The flag of ``setns`` for each of these namespaces, by its name in ``/proc``."""
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+libc = ctypes.CDLL(None, use_errno=True)
 PAGE = os.sysconf("SC_PAGESIZE")
 SAMPLE_SECONDS, SELDOM_SECONDS = 0.25, 1.0
 """Between looks at what is used: with a limit on memory, and without one, as a thousand sandboxes look too."""
 CHILDREN = "/proc/{0}/task/{1}/children"
 CHUNK = 1 << 16
-SCM_RIGHTS, INT = _socket.SCM_RIGHTS, 4
 
 
-def receive(control: _socket.socket) -> tuple[bytes, list[int]]:
+def receive(control: socket.socket) -> tuple[bytes, list[int]]:
     """One message and the file descriptors that came with it."""
-    word, ancillary, _, _ = control.recvmsg(16, _socket.CMSG_LEN(8 * INT))
-    fds: list[int] = []
-    for level, kind, data in ancillary:
-        if level == _socket.SOL_SOCKET and kind == SCM_RIGHTS:
-            whole = len(data) - len(data) % INT
-            fds += memoryview(data[:whole]).cast("i").tolist()
+    word, fds, _, _ = socket.recv_fds(control, 16, 4)
     for fd in fds:
         os.set_inheritable(fd, False)
     return word, fds
 
 
-class ignoring:
-    """These errors are no news."""
-
-    def __init__(self, *kinds: type[BaseException]) -> None:
-        self.kinds = kinds
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, self.kinds)
+def load(request: int) -> dict:  # type: ignore[type-arg]
+    """What a request's file says."""
+    with open(request, "rb") as file:
+        return marshal.loads(file.read())  # type: ignore[no-any-return]
 
 
 class Stream:
@@ -82,7 +85,7 @@ class Stream:
             self.room -= len(kept)
             if not self.room:
                 kept += b"\n[polar: output over %d MiB was cut here]\n" % (self.cap >> 20)
-            with ignoring(OSError):  # a full disk must not end the sandbox's first process
+            with contextlib.suppress(OSError):  # a full disk must not end the sandbox's first process
                 os.write(self.file, kept)
         return bool(data)
 
@@ -103,12 +106,12 @@ class Stream:
 class Command:
     """A command that runs: where its result goes and which streams are its own."""
 
-    def __init__(self, result: _socket.socket, streams: list[Stream]) -> None:
+    def __init__(self, result: socket.socket, streams: list[Stream]) -> None:
         self.result, self.streams = result, streams
 
     def answer(self, how: str, why: str | None = None) -> None:
         """``exit CODE``, ``error`` or ``ended``, and a reason on the next line if there is one."""
-        with ignoring(OSError):  # nobody waits for it any more
+        with contextlib.suppress(OSError):  # nobody waits for it any more
             self.result.send(f"{how}\n{why or ''}".encode())
         self.result.close()
 
@@ -116,7 +119,7 @@ class Command:
 class Supervisor:
     """Serves one control socket until it closes."""
 
-    def __init__(self, control: _socket.socket, limits: dict[str, int]) -> None:
+    def __init__(self, control: socket.socket, limits: dict[str, int]) -> None:
         self.control, self.limits = control, limits
         self.alone = os.getpid() == 1
         """First of a process namespace: whatever else is in it is ours to end."""
@@ -141,10 +144,10 @@ class Supervisor:
             for fd, _ in self.poll.poll(every * 1000 if self.commands else None):
                 if fd == self.control.fileno():
                     if not self.receive():
-                        self.end_all("the gateway is gone")
+                        self.end_all("the sandbox was killed")
                         return
                 elif fd == self.wake:
-                    with ignoring(BlockingIOError):
+                    with contextlib.suppress(BlockingIOError):
                         os.read(self.wake, 4096)
                 elif fd in self.streams and not self.streams[fd].copy():
                     self.drop(fd)
@@ -166,14 +169,13 @@ class Supervisor:
             self.start(*fds)
         elif word == b"k":
             self.end_all(None)
-            Command(_socket.socket(fileno=fds[0]), []).answer("ended")
+            Command(socket.socket(fileno=fds[0]), []).answer("ended")
         return True
 
     def start(self, request: int, result: int, *outputs: int) -> None:
         """Fork a command: a session of its own, no input, output through our pipes."""
-        with open(request, "rb") as file:
-            want = marshal.loads(file.read())
-        command = Command(_socket.socket(fileno=result), [Stream(fd, want["cap"]) for fd in outputs])
+        want = load(request)
+        command = Command(socket.socket(fileno=result), [Stream(fd, want["cap"]) for fd in outputs])
         try:
             pid = os.fork()
         except OSError as error:
@@ -213,11 +215,11 @@ class Supervisor:
         """Kill until nobody is left. What a fork made in between is met in the next round."""
         while self.reap(reason):
             if self.alone:
-                with ignoring(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(-1, signal.SIGKILL)
             else:
                 for pid in self.others():
-                    with ignoring(ProcessLookupError, PermissionError):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
             if self.reap(reason):
                 time.sleep(0.002)
@@ -251,9 +253,9 @@ def below(pid: int) -> list[int]:
         return below_by_parents(pid)
     found = [pid]
     for each in found:
-        with ignoring(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # it has ended
             for thread in os.listdir(f"/proc/{each}/task"):
-                with ignoring(OSError), open(CHILDREN.format(each, thread), "rb") as file:
+                with contextlib.suppress(OSError), open(CHILDREN.format(each, thread), "rb") as file:
                     found += map(int, file.read().split())
     return found[1:]
 
@@ -311,36 +313,155 @@ def become(want: dict, stdout: int, stderr: int) -> None:  # type: ignore[type-a
         os._exit(126)
 
 
-def main() -> None:
-    """``supervisor.py CONTROL_FD PORT PROCESSES MEMORY CPU...``: a port of 0 is none, and so is a memory of 0."""
-    fd, port, processes, memory, *cpus = map(int, sys.argv[1:])
-    control = _socket.socket(fileno=fd)
-    os.set_inheritable(fd, False)
-    libc = ctypes.CDLL(None, use_errno=True)
+def build_walls(line: list[str], control: socket.socket) -> None:
+    """Have bubblewrap build a sandbox in which only ``cat`` runs, and go on in there, in another process.
+
+    Raises:
+        ConnectionError: it can't be built (bubblewrap has said why), or the gateway is gone.
+    """
+    info, told = os.pipe()
+    stdin, kept = os.pipe()  # kept open as long as this process lives: when it ends, so does cat
+    echo, stdout = os.pipe()
+    bwrap = os.fork()
+    if bwrap == 0:
+        os.dup2(stdin, 0)
+        os.dup2(stdout, 1)
+        os.set_inheritable(told, True)
+        os.execve(line[0], [line[0], "--info-fd", str(told), *line[1:], "cat"], {})
+    for fd in (told, stdin, stdout):
+        os.close(fd)
+    pid = _first_pid(info)
+    first = os.pidfd_open(pid)
+    os.write(kept, b"!")  # cat says it back once everything is in its place
+    poll = select.poll()
+    poll.register(echo, select.POLLIN)
+    poll.register(control, select.POLLIN)
+    if [fd for fd, _ in poll.poll()] != [echo] or os.read(echo, 1) != b"!":
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(first, signal.SIGKILL)
+        os.waitpid(bwrap, 0)
+        raise ConnectionError
+    for fd in (info, echo):
+        os.close(fd)
+    _enter(pid, first)
+    _give_up_privileges()
+
+
+def _first_pid(info: int) -> int:
+    """The first process inside, from what bubblewrap tells of it (JSON)."""
+    text = b""
+    while b"}" not in text:
+        more = os.read(info, 4096)
+        if not more:
+            raise ConnectionError
+        text += more
+    return int(text.partition(b'"child-pid":')[2].partition(b",")[0].strip(b" \n}"))
+
+
+def _enter(pid: int, first: int) -> None:
+    """Join its namespaces, and be the first of a new one of processes, with a ``/proc`` of that."""
+    user, mounts = (os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("user", "mnt"))
+    # where bubblewrap had its privileges; what it runs may be one further in
+    owner = fcntl.ioctl(mounts, NS_GET_USERNS)
+    flags = 0
+    for name, flag in JOINED.items():
+        if os.readlink(f"/proc/{pid}/ns/{name}") != os.readlink(f"/proc/self/ns/{name}"):
+            flags |= flag
+    check(libc.setns(owner, CLONE_NEWUSER))
+    check(libc.setns(first, flags))
+    check(libc.unshare(CLONE_NEWPID))
+    if os.fork():
+        os._exit(0)
+    check(libc.mount(b"proc", b"/proc", b"proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, None))
+    if os.fstat(user).st_ino != os.fstat(owner).st_ino:
+        check(libc.setns(user, CLONE_NEWUSER))
+    for fd in (user, mounts, owner, first):
+        os.close(fd)
+
+
+def _give_up_privileges() -> None:
+    """Those that joining gave: commands are to have what bubblewrap left to ``cat``, which is none."""
+    check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    capability = 0
+    while libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+        capability += 1
+    check(libc.capset((ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()))
+
+
+def check(result: int) -> None:
+    """Raise what the C library's call failed with."""
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def supervise(request: int, fd: int, log: int) -> None:
+    """Be the first process of the sandbox that ``request`` asks for, to its end."""
+    os.setsid()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    want, control = load(request), socket.socket(fileno=fd)
+    if want["walls"]:
+        build_walls(want["walls"], control)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # nobody inside may look into this process or take its sockets
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if keyctl := KEYCTL.get(os.uname().machine):
         libc.syscall(keyctl, KEYCTL_JOIN_SESSION_KEYRING, None)  # a keyring is inherited, namespaces or not
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # pid 1 can be killed from inside only by what it handles
-    if cpus:
-        os.sched_setaffinity(0, cpus)
+    if want["cpus"]:
+        os.sched_setaffinity(0, want["cpus"])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if os.getpid() == 1:  # elsewhere this limit would count the user's other processes too
         hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        processes = want["limits"]["processes"]
         tasks = processes if hard == resource.RLIM_INFINITY else min(processes, hard)
         resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
     fds = [os.pidfd_open(os.getpid())]
-    if port:
-        listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
-        listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen(512)
-        fds.append(listener.detach())
-    packed = b"".join(fd.to_bytes(INT, sys.byteorder) for fd in fds)
-    control.sendmsg([b"ready"], [(_socket.SOL_SOCKET, SCM_RIGHTS, packed)])
-    for fd in fds:
-        os.close(fd)
-    Supervisor(control, {"processes": processes, "memory": memory}).serve()
+    with contextlib.ExitStack() as stack:
+        if want["port"]:
+            listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", want["port"]))
+            listener.listen(512)
+            fds.append(listener.fileno())
+        socket.send_fds(control, [b"ready"], fds)
+    os.close(fds[0])
+    Supervisor(control, want["limits"]).serve()
+
+
+def collect(*_: object) -> None:
+    """Whoever has ended: a sandbox's first process, or what outlived one that was killed."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def main() -> None:
+    """``supervisor.py FD``: fork for each request (with a control socket and a log) that comes on this socket."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(requests.fileno(), False)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, collect)
+    gc.freeze()
+    while fds := receive(requests)[1]:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.write(fds[2], f"no new process: {error.strerror}\n".encode())
+            pid = -1
+        if pid == 0:
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                requests.close()
+                supervise(*fds)
+            except ConnectionError:
+                pass
+            except BaseException as error:
+                os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            finally:
+                os._exit(0)
+        for fd in fds:
+            os.close(fd)
 
 
 if __name__ == "__main__":

@@ -185,6 +185,9 @@ def remove(folder: Path) -> None:
                     if not stat.S_ISDIR(os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode):
                         os.unlink(entry, dir_fd=fd)
                         continue
+                    with contextlib.suppress(OSError):  # most are empty
+                        os.rmdir(entry, dir_fd=fd)
+                        continue
                     os.chmod(entry, 0o700, dir_fd=fd)
                     count += 1
                     moved = f".polar-gone-{secrets.token_hex(4)}-{count}"

@@ -114,6 +114,15 @@ class Store(Protocol):
         """
         ...
 
+    async def forget_session(self, session_id: str) -> int:
+        """Drop a session of no task, which nothing may write to any more, with all that is its own; how many calls
+        that were. One that is not stored is forgotten already.
+
+        Raises:
+            StoreConflict: it is of a task.
+        """
+        ...
+
     async def result(self, session_id: str, attempt: int) -> SessionResult | None:
         """What an attempt ended with, without traces; ``None``: it has not ended so."""
         ...

@@ -116,8 +116,13 @@ class DatabaseStore(ABC):
     async def renew(self, node_id: str, held: Sequence[Held], seconds: float, now: float) -> HeartbeatReply:
         return await self._write(partial(leases.renew, node_id=node_id, held=list(held), seconds=seconds, now=now))
 
-    async def release(self, node_id: str, session_id: str, attempt: int, now: float) -> None:
-        await self._write(partial(leases.release, node_id=node_id, session_id=session_id, attempt=attempt, now=now))
+    async def release(
+        self, node_id: str, session_id: str, attempt: int, now: float, error: str | None = None
+    ) -> None:
+        release = partial(
+            leases.release, node_id=node_id, session_id=session_id, attempt=attempt, now=now, error=error
+        )
+        await self._write(release)
 
     async def expire(self, now: float) -> list[SessionRecord]:
         return await self._write(partial(leases.expire, now=now))
@@ -173,6 +178,10 @@ class DatabaseStore(ABC):
     ) -> list[PendingCallback]:
         return await self._read(partial(queries.callbacks_due, now=now, limit=limit, but_not=tuple(but_not)))
 
+    async def put_off_callback(self, due: PendingCallback, until: float) -> bool:
+        put_off = partial(outbound.put_off_callback, task_id=due.task_id, due_at=due.due_at, until=until)
+        return await self._write(put_off)
+
     async def callback_tried(self, task_id: str, *, arrived: bool, retry_at: float | None, error: str | None) -> None:
         tried = partial(outbound.callback_tried, task_id=task_id, arrived=arrived, retry_at=retry_at, error=error)
         await self._write(tried)
@@ -211,6 +220,9 @@ class DatabaseStore(ABC):
 
     async def audit_log(self, limit: int = 1000) -> list[AuditEntry]:
         return await self._read(partial(queries.audit_log, limit=limit))
+
+    async def forget_session(self, session_id: str) -> int:
+        return await self._write(partial(retention.forget_session, session_id=session_id))
 
     async def purge(self, before: float) -> Purged:
         purged = []

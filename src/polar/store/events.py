@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any, Literal
 
 from polar.contract.rollout import AuditEntry, Event
 from polar.store.base import SessionRecord
-from polar.store.codec import dumps
+from polar.store.codec import dumps, loads
 from polar.store.connection import Connection
 from polar.store.ledger import EVENTS_KEPT
 
@@ -38,6 +39,17 @@ def trim(db: Connection) -> None:
     newest = db.execute("SELECT max(id) FROM events").fetchone()[0]
     if newest is not None:
         db.execute("DELETE FROM events WHERE id <= ?", (newest - EVENTS_KEPT,))
+
+
+def forget(db: Connection, before: float) -> None:
+    """Drop the oldest events, as far as they are of before ``before``; never the newest, after which ids go on."""
+    newest = db.execute("SELECT max(id) FROM events").fetchone()[0]
+    while newest is not None:
+        query = "SELECT id, body FROM events WHERE id < ? ORDER BY id LIMIT 1000"
+        old = list(takewhile(lambda row: loads(row[1], Event).time < before, db.execute(query, (newest,)).fetchall()))
+        if not old:
+            return
+        db.execute("DELETE FROM events WHERE id <= ?", (old[-1][0],))
 
 
 def audit(db: Connection, entry: AuditEntry) -> None:

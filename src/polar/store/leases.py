@@ -16,7 +16,7 @@ from polar.store import endings, events, nodes, rules, sessions
 from polar.store.base import SessionRecord, StoreConflict
 from polar.store.codec import dumps, loads
 from polar.store.connection import Connection, chunks, marks
-from polar.store.ledger import MAX_ATTEMPTS
+from polar.store.ledger import MAX_ATTEMPTS, MAX_HANDED_BACK
 
 
 def submit(db: Connection, task: TaskRequest, body: bytes, now: float) -> bool:
@@ -137,15 +137,16 @@ def _prolong(db: Connection, keys: Sequence[int], lapses: float) -> None:
         )
 
 
-def release(db: Connection, node_id: str, session_id: str, attempt: int, now: float) -> None:
+def release(
+    db: Connection, node_id: str, session_id: str, attempt: int, now: float, error: str | None = None
+) -> None:
     """Let a session wait again; what was not this node's stays as it is."""
-    held = db.execute(
-        "SELECT 1 FROM leases l JOIN sessions s ON s.id = l.session "
-        "WHERE s.session_id = ? AND l.attempt = ? AND l.node_id = ? AND l.lapses IS NOT NULL",
-        (session_id, attempt, node_id),
-    ).fetchone()
-    if held is not None:
-        _take_back(db, session_id, now, counts=False)
+    stored = sessions.find(db, session_id)
+    if stored is None or stored.record.attempt != attempt:
+        return
+    held = "SELECT 1 FROM leases WHERE session = ? AND attempt = ? AND node_id = ? AND lapses IS NOT NULL"
+    if db.execute(held, (stored.key, attempt, node_id)).fetchone() is not None:
+        _take_back(db, session_id, now, counts=False, error=None if error is None else f"{node_id}: {error}")
 
 
 def expire(db: Connection, now: float) -> list[SessionRecord]:
@@ -172,21 +173,31 @@ def register(db: Connection, spec: NodeSpec, now: float) -> None:
         _take_back(db, name, now, counts=True)
 
 
-def _take_back(db: Connection, session_id: str, now: float, *, counts: bool) -> SessionRecord:
-    """A session that was held waits again, or has ended."""
+def _take_back(
+    db: Connection, session_id: str, now: float, *, counts: bool, error: str | None = None
+) -> SessionRecord:
+    """A session that was held waits again, or has ended.
+
+    Args:
+        counts: against ``MAX_ATTEMPTS``.
+        error: why its node has handed it back, where that counts against ``MAX_HANDED_BACK``.
+    """
     stored = sessions.find(db, session_id)
     assert stored is not None, "a lease is of a session"
     record = stored.record
     if stored.cancelled is not None:
         endings.end_without_node(db, stored, stored.cancelled, now)
     elif counts and record.attempt - stored.released >= MAX_ATTEMPTS:
-        error = f"attempts exhausted: begun {MAX_ATTEMPTS} times, and each time its node was lost"
-        endings.end_without_node(db, stored, error, now)
+        lost = f"attempts exhausted: begun {MAX_ATTEMPTS} times, and each time its node was lost"
+        endings.end_without_node(db, stored, lost, now)
+    elif error is not None and stored.refused + 1 >= MAX_HANDED_BACK:
+        refused = f"attempts exhausted: handed back {MAX_HANDED_BACK} times, at last by node {error}"
+        endings.end_without_node(db, stored, refused, now)
     else:
         again = msgspec.structs.replace(
             record, attempt=record.attempt + 1, state="REGISTERED", updated_at=now, error=None
         )
-        sessions.move(db, stored, again, queued=True, released=0 if counts else 1)
+        sessions.move(db, stored, again, queued=True, released=int(not counts), refused=int(error is not None))
     left = sessions.find(db, session_id)
     assert left is not None
     return left.record

@@ -29,6 +29,10 @@ from polar.store.base import SessionRecord, Store
 MAX_ATTEMPTS = 3
 """How often a session is begun before it ends as ERROR ``attempts exhausted``."""
 
+MAX_HANDED_BACK = 10
+"""How often nodes may hand a session back because of an error of their own (a full disk, a store that fails) before
+it ends as ERROR: often enough for a bad hour, and no circling for ever."""
+
 EVENTS_KEPT = 100_000
 """How many of the newest events are kept."""
 
@@ -41,11 +45,12 @@ class StoredResult(NamedTuple):
 
 
 class PendingCallback(NamedTuple):
-    """A task whose callback is due, and how often it was tried."""
+    """A task whose callback is due, how often it was tried, and since when it is due."""
 
     task_id: str
     url: str
     tries: int
+    due_at: float
 
 
 class TaskProgress(NamedTuple):
@@ -90,9 +95,13 @@ class Ledger(Store, Protocol):
         cancelled, is in the reply."""
         ...
 
-    async def release(self, node_id: str, session_id: str, attempt: int, now: float) -> None:
-        """Hand a lease back: the session is registered again, as an attempt that does not count against the cap. If
-        it was cancelled it ends instead. What the node does not hold it can't hand back: nothing is done."""
+    async def release(
+        self, node_id: str, session_id: str, attempt: int, now: float, error: str | None = None
+    ) -> None:
+        """Hand a lease back: the session is registered again, as an attempt that does not count against
+        ``MAX_ATTEMPTS``. If it was cancelled it ends instead, and so it does (as ERROR, with the last error) when it
+        is handed back with an ``error`` for the ``MAX_HANDED_BACK``-th time. What the node does not hold it can't
+        hand back: nothing is done."""
         ...
 
     async def expire(self, now: float) -> list[SessionRecord]:
@@ -154,6 +163,12 @@ class Ledger(Store, Protocol):
         left out that go to a host of ``but_not`` (``host:port`` as in the URL, in lower case)."""
         ...
 
+    async def put_off_callback(self, due: PendingCallback, until: float) -> bool:
+        """Take a callback that is due, so that nobody else sends it: it is due again only from ``until``, if nothing
+        is heard of a try before. Whether it was as ``due`` says: of several who ask, one gets it. Whoever has it
+        may put it off further (``due_at`` is then the ``until`` from before), or give it back with a time past."""
+        ...
+
     async def callback_tried(self, task_id: str, *, arrived: bool, retry_at: float | None, error: str | None) -> None:
         """How a try went. Neither arrived nor to be tried again: it is given up, and stays listed with its error."""
         ...
@@ -198,5 +213,5 @@ class Ledger(Store, Protocol):
     async def purge(self, before: float) -> Purged:
         """Forget tasks all of whose sessions ended before ``before``, with their sessions, calls and results; bare
         capture sessions likewise. What other sessions share is kept, and so is what a callback or a journal still
-        has to hand over. Nodes that are gone since then are forgotten, too."""
+        has to hand over. Nodes that are gone since then are forgotten, too, and events of before."""
         ...

@@ -15,6 +15,14 @@ def acknowledge(db: Connection, consumer: str, cursor: int) -> None:
     )
 
 
+def put_off_callback(db: Connection, task_id: str, due_at: float, until: float) -> bool:
+    """Let a callback be due later, if it is due when the caller believes it is."""
+    changed = db.execute(
+        "UPDATE callbacks SET retry_at = ? WHERE task_id = ? AND retry_at = ?", (until, task_id, due_at)
+    ).rowcount
+    return changed == 1
+
+
 def callback_tried(db: Connection, task_id: str, *, arrived: bool, retry_at: float | None, error: str | None) -> None:
     """How a try went. A callback that has arrived is owed no more, whatever is heard of an older try."""
     owed = "(retry_at IS NOT NULL OR error IS NOT NULL)"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from polar.contract.completion import Completion
 from polar.store import endings, rules
 from polar.store.base import SessionRecord
-from polar.store.codec import CompletionRow
+from polar.store.codec import CompletionRow, dumps
 from polar.store.connection import Connection, chunks, marks
 
 
@@ -39,6 +39,25 @@ def shipped(db: Connection, completion_ids: Sequence[str]) -> None:
             f"(SELECT id FROM completions WHERE completion_id IN ({marks(some)}))",
             tuple(some),
         )
+
+
+def set_aside(db: Connection, refused: Mapping[str, str]) -> None:
+    """These calls are not handed over, each for its reason."""
+    for completion_id, reason in refused.items():
+        db.execute(
+            "UPDATE unshipped SET refused = ? WHERE completion IN "
+            "(SELECT id FROM completions WHERE completion_id = ?)",
+            (dumps(reason), completion_id),
+        )
+
+
+def set_result_aside(db: Connection, session_id: str, attempt: int, reason: str) -> None:
+    """This result is not handed over, for this reason."""
+    db.execute(
+        "UPDATE undelivered SET refused = ? WHERE result IN "
+        "(SELECT id FROM results WHERE session_id = ? AND attempt = ?)",
+        (dumps(reason), session_id, attempt),
+    )
 
 
 def delivered(db: Connection, session_id: str, attempt: int) -> None:

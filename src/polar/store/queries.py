@@ -103,7 +103,7 @@ def _completions(db: Connection, query: str, args: Args) -> list[Completion]:
 
 def unshipped(db: Connection, limit: int) -> list[Completion]:
     first = (
-        "SELECT c.id FROM unshipped u CROSS JOIN completions c WHERE c.id = u.completion "
+        "SELECT c.id FROM unshipped u CROSS JOIN completions c WHERE c.id = u.completion AND u.refused IS NULL "
         "ORDER BY c.session, c.attempt, c.seq LIMIT ?"
     )
     query = (
@@ -114,8 +114,18 @@ def unshipped(db: Connection, limit: int) -> list[Completion]:
 
 
 def undelivered(db: Connection) -> list[SessionResult]:
-    query = "SELECT body FROM undelivered d CROSS JOIN results r WHERE r.id = d.result ORDER BY r.id"
-    return _objects(db, SessionResult, query)
+    of = "undelivered d CROSS JOIN results r WHERE r.id = d.result AND d.refused IS NULL"
+    return _objects(db, SessionResult, f"SELECT body FROM {of} ORDER BY r.id")
+
+
+def refused(db: Connection, session_id: str, attempt: int) -> dict[str, str]:
+    rows = db.execute(
+        "SELECT c.completion_id, u.refused FROM unshipped u CROSS JOIN completions c JOIN sessions s "
+        "ON s.id = c.session WHERE c.id = u.completion AND u.refused IS NOT NULL AND s.session_id = ? "
+        "AND c.attempt = ? ORDER BY c.seq",
+        (session_id, attempt),
+    ).fetchall()
+    return {name: loads(reason, str) for name, reason in rows}
 
 
 # Of a ledger
@@ -133,9 +143,9 @@ def progress(db: Connection, task_id: str | None) -> list[TaskProgress]:
     ).fetchall()
 
     def state(cancelled: bytes | None, open_sessions: int) -> TaskState:
-        if cancelled is not None:
-            return "failed"
-        return "running" if open_sessions else "completed"
+        if open_sessions:
+            return "running"
+        return "completed" if cancelled is None else "cancelled"
 
     return [
         TaskProgress(name, state(cancelled, count - ended), count, int(ended), usable)
@@ -159,7 +169,7 @@ def acknowledged(db: Connection, consumer: str) -> int:
 
 def callbacks_due(db: Connection, now: float, limit: int, but_not: Sequence[str]) -> list[PendingCallback]:
     query = (
-        "SELECT task_id, url, tries FROM callbacks b WHERE retry_at <= ? AND NOT EXISTS "
+        "SELECT task_id, url, tries, retry_at FROM callbacks b WHERE retry_at <= ? AND NOT EXISTS "
         f"(SELECT 1 FROM sessions WHERE task_id = b.task_id AND {OPEN}) "
     )
     others: list[str] = []
@@ -233,6 +243,7 @@ def _node(
         draining=bool(draining),
         last_heartbeat=max(heard_at, told_at),
         sessions=leases,
+        worker_of=spec.worker_of,
         version=spec.version,
         harnesses=spec.harnesses,
         engines=spec.engines,

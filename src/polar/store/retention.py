@@ -6,14 +6,19 @@ Contents that several sessions share go with the last session that refers to the
 from __future__ import annotations
 
 from polar.store import events, nodes
+from polar.store.base import StoreConflict
 from polar.store.connection import Connection
 from polar.store.ledger import Purged
 from polar.store.sessions import OPEN
 
-# A session that must stay: it runs, has ended only now, or has something that a journal must still hand over.
-_NEEDED = f"""(s.{OPEN} OR s.updated_at >= ?
-    OR EXISTS (SELECT 1 FROM completions c JOIN unshipped u ON u.completion = c.id WHERE c.session = s.id)
-    OR EXISTS (SELECT 1 FROM results r JOIN undelivered d ON d.result = r.id WHERE r.session_id = s.session_id))"""
+# Has moved only now, or has something that a journal must still hand over: what was set aside is not handed over.
+_RECENT = """(s.updated_at >= ?
+    OR EXISTS (SELECT 1 FROM completions c JOIN unshipped u ON u.completion = c.id
+        WHERE c.session = s.id AND u.refused IS NULL)
+    OR EXISTS (SELECT 1 FROM results r JOIN undelivered d ON d.result = r.id
+        WHERE r.session_id = s.session_id AND d.refused IS NULL))"""
+
+_NEEDED = f"(s.{OPEN} OR {_RECENT})"
 
 _TASK_OVER = f"""EXISTS (SELECT 1 FROM sessions s WHERE s.task_id = t.task_id)
     AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.task_id = t.task_id AND {_NEEDED})
@@ -55,8 +60,45 @@ def forget_bare(db: Connection, session_id: str, before: float) -> Purged:
     return NOTHING if row is None else Purged(0, 1, _forget(db, row[0], session_id))
 
 
+def forget_session(db: Connection, session_id: str) -> int:
+    """Drop a session of no stored task, whatever its state; how many calls that were."""
+    row = db.execute(
+        "SELECT s.id, s.task_id, t.id FROM sessions s LEFT JOIN tasks t ON t.task_id = s.task_id "
+        "WHERE s.session_id = ?",
+        (session_id,),
+    ).fetchone()
+    if row is None:
+        return 0
+    if row[2] is not None:
+        raise StoreConflict(f"session {session_id} is of task {row[1]}: it is forgotten with its task")
+    return _forget(db, row[0], session_id)
+
+
+def handed_over(db: Connection, before: float) -> list[str]:
+    """Sessions of a journal that have not moved since ``before``, ended or not, with nothing left to hand over."""
+    rows = db.execute(f"SELECT s.session_id FROM sessions s WHERE NOT {_RECENT} ORDER BY s.id", (before,)).fetchall()
+    return [session_id for (session_id,) in rows]
+
+
+def forget_handed_over(db: Connection, session_id: str, before: float) -> Purged:
+    """Drop a session of a journal, if it still may go, and its task with the last of its sessions."""
+    over = f"SELECT s.id, s.task_id FROM sessions s WHERE s.session_id = ? AND NOT {_RECENT}"
+    row = db.execute(over, (session_id, before)).fetchone()
+    if row is None:
+        return NOTHING
+    key, task_id = row
+    completions = _forget(db, key, session_id)
+    tasks = db.execute(
+        "DELETE FROM tasks WHERE task_id = ? AND NOT EXISTS (SELECT 1 FROM sessions WHERE task_id = tasks.task_id)",
+        (task_id,),
+    ).rowcount
+    return Purged(tasks, 1, completions)
+
+
 def _forget(db: Connection, key: int, session_id: str) -> int:
     """Drop a session with all that is its own; how many calls that were."""
+    db.execute("DELETE FROM unshipped WHERE completion IN (SELECT id FROM completions WHERE session = ?)", (key,))
+    db.execute("DELETE FROM undelivered WHERE result IN (SELECT id FROM results WHERE session_id = ?)", (session_id,))
     contents = db.execute("SELECT content FROM uses WHERE session = ?", (key,)).fetchall()
     db.execute("DELETE FROM uses WHERE session = ?", (key,))
     for (content,) in contents:
@@ -72,6 +114,7 @@ def _forget(db: Connection, key: int, session_id: str) -> int:
 
 
 def tidy(db: Connection, before: float) -> None:
-    """Drop nodes that are long gone, and events beyond those that are kept."""
+    """Drop nodes that are long gone, and events as old as what is forgotten, or beyond those that are kept."""
     nodes.forget(db, before)
+    events.forget(db, before)
     events.trim(db)

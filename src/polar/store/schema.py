@@ -172,4 +172,11 @@ STEPS: tuple[Step, ...] = (
         # Locked by whoever writes, so that one of several servers does at a time.
         Only("postgresql", "CREATE TABLE writing ()"),
     ),
+    (
+        # refused: how often a node has handed the session back because of an error of its own.
+        "ALTER TABLE sessions ADD COLUMN refused {int} NOT NULL DEFAULT 0",
+        # Why a server has refused for good what a journal would hand over: it is set aside.
+        "ALTER TABLE unshipped ADD COLUMN refused {blob}",
+        "ALTER TABLE undelivered ADD COLUMN refused {blob}",
+    ),
 )

@@ -19,7 +19,8 @@ OPEN = "state NOT IN ('COMPLETED', 'ERROR', 'TIMEOUT')"
 class Stored(NamedTuple):
     """A session with what rules need to know of it.
 
-    ``queued``: it waits for a node. ``released``: attempts that were handed back. ``cancelled``: why it shall end.
+    ``queued``: it waits for a node. ``released``: attempts that were handed back; ``refused``: those of them that
+    were because of an error of the node's own. ``cancelled``: why it shall end.
     """
 
     key: int
@@ -28,19 +29,21 @@ class Stored(NamedTuple):
     priority: int
     queued: bool
     released: int
+    refused: int
     cancelled: str | None
 
 
 def find(db: Connection, session_id: str) -> Stored | None:
     """The session of this id."""
     row = db.execute(
-        "SELECT id, body, priority, queued, released, cancelled FROM sessions WHERE session_id = ?", (session_id,)
+        "SELECT id, body, priority, queued, released, refused, cancelled FROM sessions WHERE session_id = ?",
+        (session_id,),
     ).fetchone()
     if row is None:
         return None
-    key, body, priority, queued, released, cancelled = row
+    key, body, priority, queued, released, refused, cancelled = row
     reason = None if cancelled is None else loads(cancelled, str)
-    return Stored(key, loads(body, SessionRecord), body, priority, bool(queued), released, reason)
+    return Stored(key, loads(body, SessionRecord), body, priority, bool(queued), released, refused, reason)
 
 
 def add(db: Connection, record: SessionRecord, body: bytes, *, priority: int = 0, queued: bool = False) -> None:
@@ -66,14 +69,17 @@ def move(
     *,
     queued: bool = False,
     released: int = 0,
+    refused: int = 0,
 ) -> None:
-    """Put a session where ``record`` says, ``released`` more attempts of it not counted."""
+    """Put a session where ``record`` says, ``released`` more attempts of it not counted, ``refused`` of them for an
+    error of a node's own."""
     key, before = stored.key, stored.record
     db.execute(
-        "UPDATE sessions SET attempt = ?, state = ?, body = ?, updated_at = ?, queued = ?, released = ? WHERE id = ?",
+        "UPDATE sessions SET attempt = ?, state = ?, body = ?, updated_at = ?, queued = ?, released = ?, refused = ? "
+        "WHERE id = ?",
         (
             *(record.attempt, record.state, body or dumps(record), record.updated_at),
-            *(int(queued), stored.released + released, key),
+            *(int(queued), stored.released + released, stored.refused + refused, key),
         ),
     )
     ended = record.state in TERMINAL_STATES
@@ -92,7 +98,7 @@ def end_task_if_over(db: Connection, task_id: str, now: float) -> None:
     task = db.execute("SELECT cancelled FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
     if task is None:
         return  # a bare capture session
-    events.add(db, "task", now, task_id, "completed" if task[0] is None else "failed", task_id)
+    events.add(db, "task", now, task_id, "completed" if task[0] is None else "cancelled", task_id)
     db.execute(
         "UPDATE callbacks SET retry_at = ? WHERE task_id = ? AND tries = 0 AND retry_at IS NULL AND error IS NULL",
         (now, task_id),

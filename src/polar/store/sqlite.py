@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
@@ -19,17 +19,21 @@ from pathlib import Path
 from polar.contract.completion import Completion
 from polar.contract.errors import UsageError
 from polar.contract.result import SessionResult
-from polar.store import endings, outbox, queries
+from polar.store import endings, outbox, queries, retention
 from polar.store.base import SessionRecord, StoreFailure
 from polar.store.codec import dumps, encode_completion
 from polar.store.connection import Args, Read, Recovery, T
 from polar.store.database import DatabaseStore, require_agreement
+from polar.store.ledger import Purged
 from polar.store.lock import FileLock
 from polar.store.migrations import check, migrate
 from polar.store.writer import GroupWriter
 
 BUSY_SECONDS = 10.0
 """How long to wait for another program (a backup, the sqlite3 shell) that holds the file."""
+WIPE_SECONDS = 1.0
+"""How long to wait for readers to let go of the log, when what was forgotten shall be gone from it, too: meanwhile
+nobody can write. If they don't, it goes the next time."""
 
 
 class SQLiteStore(DatabaseStore):
@@ -60,6 +64,20 @@ class SQLiteStore(DatabaseStore):
             await writer.close()
         self._lock.release()
         self._reader.shutdown(wait=False)
+
+    async def purge(self, before: float) -> Purged:
+        purged = await super().purge(before)
+        await self._wipe()
+        return purged
+
+    async def forget_session(self, session_id: str) -> int:
+        calls = await super().forget_session(session_id)
+        await self._wipe()
+        return calls
+
+    async def _wipe(self) -> None:
+        """Bring what was deleted to the file, where it is overwritten, and empty the log, which still has it."""
+        await asyncio.to_thread(_empty_log, self.path)
 
     async def _read(self, read: Read[T]) -> T:
         db = self._reads
@@ -110,11 +128,31 @@ class SQLiteJournal(SQLiteStore):
     async def shipped(self, completion_ids: Sequence[str]) -> None:
         await self._write(partial(outbox.shipped, completion_ids=list(completion_ids)))
 
+    async def set_aside(self, refused: Mapping[str, str]) -> None:
+        await self._write(partial(outbox.set_aside, refused=dict(refused)))
+
+    async def refused(self, session_id: str, attempt: int) -> dict[str, str]:
+        return await self._read(partial(queries.refused, session_id=session_id, attempt=attempt))
+
     async def undelivered(self) -> list[SessionResult]:
         return await self._read(queries.undelivered)
 
     async def delivered(self, session_id: str, attempt: int) -> None:
         await self._write(partial(outbox.delivered, session_id=session_id, attempt=attempt))
+
+    async def forget_handed_over(self, before: float, held: Collection[str]) -> Purged:
+        purged = []
+        for session_id in await self._read(partial(retention.handed_over, before=before)):
+            if session_id not in held:
+                forget = partial(retention.forget_handed_over, session_id=session_id, before=before)
+                purged.append(await self._write(forget))
+        await self._write(partial(retention.tidy, before=before))
+        await self._wipe()
+        return Purged(*map(sum, zip(retention.NOTHING, *purged, strict=True)))
+
+    async def set_result_aside(self, session_id: str, attempt: int, reason: str) -> None:
+        aside = partial(outbox.set_result_aside, session_id=session_id, attempt=attempt, reason=reason)
+        await self._write(aside)
 
 
 class _Writes:
@@ -167,10 +205,21 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
         if db.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise UsageError(f"{path} is on a file system without shared memory: name a local file with --store")
         db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten
     except BaseException:
         db.close()
         raise
     return db
+
+
+def _empty_log(path: Path) -> None:
+    """On a thread of its own, with a connection of its own: others go on."""
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=WIPE_SECONDS, isolation_level=None)) as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise _failure(path, error) from error
 
 
 def _open_for_reading(path: Path) -> sqlite3.Connection:

@@ -131,6 +131,12 @@ def test_no_logprobs_at_all_are_not_made_up() -> None:
     assert (ids(bare), logprobs(bare)) == ([5], [])
 
 
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 2}, {"completion_tokens": 1}])
+def test_usage_that_the_engine_does_not_send_is_not_made_up(usage: Any) -> None:
+    event = piece({"content": "a"}, [5], finish="stop") | {"usage": usage}
+    assert read(PROMPT, event)[-1].usage is None
+
+
 def test_usage_that_contradicts_the_ids_is_passed_on_for_the_capture_to_judge() -> None:
     assert read(PROMPT, piece({"content": "a"}, [5], finish="stop"), USAGE)[-1].usage == Usage(2, 3)
 
@@ -253,6 +259,20 @@ def test_one_weight_version_for_the_whole_reply_spans_it() -> None:
     assert list(read(PROMPT, event)[-1].weight_spans) == [WeightSpan("7", 0, 2)]
 
 
+@pytest.mark.parametrize(("told", "meant"), [(7, "7"), (0, "0")])
+def test_a_weight_version_may_be_a_number(told: int, meant: str) -> None:
+    event = piece({"content": "a"}, [5], finish="stop") | {"metadata": {"weight_version": told}}
+    assert list(read(PROMPT, event)[-1].weight_spans) == [WeightSpan(meant, 0, 1)]
+
+
+def test_ids_in_no_known_form_put_the_reply_in_doubt_and_its_text_is_passed_on() -> None:
+    odd = piece({"content": " b"}, [6])
+    odd["choices"][0]["token_ids"] = [None]
+    chunks = read(PROMPT, piece({"content": "a"}, [5]), odd, piece({"content": " c"}, [2], finish="stop"), USAGE)
+    assert chunks[-1].message == Message("assistant", "a b c")
+    assert "Expected `int`, got `null`" in str(chunks[-1].doubt)
+
+
 def test_no_weight_version_is_none() -> None:
     assert list(read(PROMPT, piece({"content": "a"}, [5], finish="stop"))[-1].weight_spans) == []
 
@@ -300,8 +320,8 @@ def test_a_reply_without_a_finish_reason_is_cut() -> None:
 
 
 def test_what_is_no_chat_completion_is_named_by_its_path() -> None:
-    with pytest.raises(EngineError, match=r"token_ids") as caught:
-        read({"choices": [{"index": 0, "token_ids": ["x"]}]})
+    with pytest.raises(EngineError, match=r"\.delta\.content") as caught:
+        read({"choices": [{"index": 0, "delta": {"content": 5}}]})
     assert caught.value.kind == "unavailable"
 
 
@@ -357,7 +377,19 @@ def test_a_field_of_that_name_in_a_tool_call_is_not_the_prompt() -> None:
     assert read_prompt(payload, [1, 2]) == [7, 8]
 
 
-@pytest.mark.parametrize("ids_text", [b"[1,2,3,]", b"[1,2,3 4]", b"[1,2,,3]", b'[1,2,"3"]', b"[1,2,[3]]"])
+@pytest.mark.parametrize(
+    "ids_text", [b'[1,2,"3"]', b"[1,2,[3]]", b"[1,2,null]", b"[1,2,99999999999]", b"[99999999999]"]
+)
+def test_a_list_of_what_is_no_id_is_not_read_as_the_prompt(ids_text: bytes) -> None:
+    reader = ReplyReader("u", require_token_ids=True, expected=np.array([1, 2], dtype=np.int32))
+    choice = b'{"index":0,"message":{"content":"a"},"token_ids":[5],"finish_reason":"stop"}'
+    reader.feed(b'{"choices":[' + choice + b'],"prompt_token_ids":' + ids_text + b"}")
+    last = reader.finish()
+    assert last.prompt_ids is None
+    assert "prompt ids in no known form" in str(last.doubt)
+
+
+@pytest.mark.parametrize("ids_text", [b"[1,2,3,]", b"[1,2,3 4]", b"[1,2,,3]"])
 def test_a_list_that_only_begins_as_expected_is_refused_as_ever(ids_text: bytes) -> None:
     reader = ReplyReader("u", require_token_ids=True, expected=np.array([1, 2], dtype=np.int32))
     with pytest.raises((EngineError, ValueError)):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from openai import AsyncOpenAI
+from safetensors.numpy import load_file, save_file
 
 from polar.contract.completion import Completion
 from polar.contract.result import Trajectory
@@ -21,7 +24,8 @@ from polar.gateway.session import LiveSession
 from polar.store import open_store
 from polar.store.base import SessionRecord
 from polar.trajectories.assemble import assemble
-from tests.engines.real.install import free_port, running, sglang_command, sglang_router_command, vllm_command
+from tests.engines.real.install import running, sglang_command, sglang_router_command, vllm_command
+from tests.support.ports import free_port
 
 MODEL = "SmolLM2-135M-Instruct"
 
@@ -33,12 +37,23 @@ def weights() -> Path:
 
 
 @pytest.fixture(scope="session")
+def other_weights(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with a final norm that makes it another."""
+    folder = tmp_path_factory.mktemp("other") / "model"
+    shutil.copytree(weights, folder)
+    tensors = load_file(weights / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * np.float32(0.5)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="session")
 def vllm(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a vLLM that has everything switched on."""
     options = {
         "--served-model-name": "smollm2",
         "--dtype": "float32",
-        "--max-model-len": "2048",
+        "--max-model-len": "8192",
         "--max-num-seqs": "32",
         "--tool-call-parser": "hermes",
     }
@@ -65,7 +80,7 @@ def sglang(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "--dtype": "float32",
         "--attention-backend": "torch_native",
         "--sampling-backend": "pytorch",
-        "--context-length": "2048",
+        "--context-length": "8192",
         "--max-total-tokens": "16384",
         "--max-running-requests": "16",
         "--mem-fraction-static": "0.3",

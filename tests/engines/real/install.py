@@ -13,7 +13,6 @@ import fcntl
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from polar.contract.errors import PolarError
+from tests.support.ports import free_port
 
 VLLM = "0.32.0"
 TORCH = "2.13.0"
@@ -79,13 +79,6 @@ def sglang_router_command() -> list[str]:
     """How the router of SGLang is run (``... --worker-urls URL``), installed beside SGLang."""
     python, *_ = sglang_command()
     return [python, "-m", "sglang_router.launch_router"]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 @contextmanager

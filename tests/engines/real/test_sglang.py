@@ -4,10 +4,7 @@ the middle is known to the token."""
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 import time
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -15,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from polar.contract.arrays import ids
 from polar.contract.chat import Chat, Message, Sampling
@@ -27,6 +23,7 @@ from polar.engines.sglang import SGLangEngine
 from polar.engines.sglang_server import workers_behind
 from polar.engines.weights import update_weights
 from tests.engines.real.conftest import MakeWorld
+from tests.engines.real.scoring import CLOSE, ask, by_sglang
 from tests.engines.real.session import TURNS, hold, trained, whole
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -35,20 +32,6 @@ STOP = frozenset({2})
 PROMPT = ids([1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198])
 LONG = Sampling(temperature=1.0, max_tokens=400, logit_bias={2: -100.0})
 """A reply that goes on until it is ended."""
-
-
-def ask(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        return json.loads(reply.read() or b"null")
-
-
-def scores(url: str, sequence: list[int]) -> list[float | None]:
-    """The server's own logprob of each id of a sequence at temperature 1, from its weights as they are now."""
-    settings = {"max_new_tokens": 1, "temperature": 1.0}
-    body = {"input_ids": sequence, "sampling_params": settings, "return_logprob": True, "logprob_start_len": 0}
-    return [pair[0] for pair in ask(url, "/generate", body)["meta_info"]["input_token_logprobs"]]
 
 
 def running(url: str) -> int:
@@ -81,22 +64,9 @@ async def engine(sglang: str) -> AsyncIterator[SGLangEngine]:
     await engine.close()
 
 
-@pytest.fixture(scope="module")
-def other_weights(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with a final norm that makes it another."""
-    folder = tmp_path_factory.mktemp("other")
-    for file in weights.iterdir():
-        if file.suffix != ".safetensors":
-            shutil.copy(file, folder / file.name)
-    tensors = load_file(weights / "model.safetensors")
-    tensors["model.norm.weight"] = tensors["model.norm.weight"] * np.float32(0.5)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
 async def test_what_it_can_do(sglang: str, weights: Path, engine: SGLangEngine) -> None:
     found = await probe(sglang)
-    assert (found.kind, found.token_route, found.context_length) == ("sglang", "/generate", 2048)
+    assert (found.kind, found.token_route, found.context_length) == ("sglang", "/generate", 8192)
     assert (found.weight_versions, found.weight_updates, found.structured_outputs) == (True, True, True)
     assert (found.logprobs, found.prefix_caching, found.images, found.chat_ids) == ("temperature", True, False, True)
     assert found.missing == ()
@@ -110,10 +80,10 @@ async def test_a_session_by_token_ids_is_one_exact_trace(sglang: str, stream: bo
     (trace,) = (await world.trajectory()).traces
     assert len(trace.completion_ids) == len(TURNS)
     assert set(trace.weight_versions[trace.loss_mask == 1].tolist()) != {-1}
-    own = np.array(scores(sglang, whole(trace)), dtype=np.float64)[len(trace.prompt_ids) :]
+    own = np.array(by_sglang(sglang, whole(trace)), dtype=np.float64)[len(trace.prompt_ids) :]
     worst = float(np.abs(own - trace.response_logprobs)[trace.loss_mask == 1].max())
     print(f"\nlargest difference of a logprob: {worst:.2e}")
-    assert worst < 1e-3
+    assert worst < CLOSE
 
 
 async def test_a_session_by_chat_has_the_ids_and_logprobs_of_the_engine(sglang: str, gateway: MakeWorld) -> None:
@@ -124,13 +94,13 @@ async def test_a_session_by_chat_has_the_ids_and_logprobs_of_the_engine(sglang: 
     trajectory = await world.trajectory()
     assert sum(len(trace.completion_ids) for trace in trajectory.traces) == len(TURNS)
     for trace in trajectory.traces:
-        own = np.array(scores(sglang, whole(trace)), dtype=np.float64)[trained(trace)]
-        assert np.abs(own - trace.response_logprobs[trace.loss_mask == 1]).max() < 1e-3
+        own = np.array(by_sglang(sglang, whole(trace)), dtype=np.float64)[trained(trace)]
+        assert np.abs(own - trace.response_logprobs[trace.loss_mask == 1]).max() < CLOSE
 
 
 async def test_logprobs_have_the_temperature_applied(sglang: str, engine: SGLangEngine) -> None:
     hot = [chunk async for chunk in generate(engine, Sampling(temperature=2.0, max_tokens=12, seed=1))]
-    cold = scores(sglang, [*PROMPT.tolist(), *(token for chunk in hot for token in chunk.ids)])[len(PROMPT) :]
+    cold = by_sglang(sglang, [*PROMPT.tolist(), *(token for chunk in hot for token in chunk.ids)])[len(PROMPT) :]
     found = [value for chunk in hot for value in chunk.logprobs]
     assert max(abs(a - (b or 0.0)) for a, b in zip(found, cold, strict=True)) > 0.2
 
@@ -164,8 +134,15 @@ async def test_an_abort_at_the_engine_is_told_with_what_was_sampled(sglang: str,
     assert chunks[-1].usage.completion_tokens == sampled
 
 
+async def test_the_id_that_ends_a_reply_is_its_last_one(engine: SGLangEngine) -> None:
+    sampling = Sampling(max_tokens=8, logit_bias={2: 100.0})
+    chunks = [chunk async for chunk in generate(engine, sampling)]
+    assert [token for chunk in chunks for token in chunk.ids] == [2]
+    assert (chunks[-1].finish_reason, chunks[-1].stop_sequence) == ("stop", None)
+
+
 async def test_a_prompt_that_is_too_long_is_told_as_such(engine: SGLangEngine) -> None:
-    for length in (2044, 2048, 3000):
+    for length in (8188, 8192, 9000):
         with pytest.raises(EngineError) as caught:
             async for _ in engine.generate(
                 ids([1] * length), Sampling(), stop_ids=STOP, request_id="long", affinity="s"
@@ -202,7 +179,7 @@ async def test_new_weights_in_the_middle_of_a_session_are_known_to_the_token(
         old, new = await _by_either(sglang, whole(trace), weights, other_weights)
         logprobs = trace.response_logprobs.astype(np.float64)
         first = len(trace.prompt_ids)
-        assert np.abs(old[first:] - logprobs)[:changed].max() < 1e-3
+        assert np.abs(old[first:] - logprobs)[:changed].max() < CLOSE
         assert np.abs(old[first:] - logprobs)[changed:].max() > 1e-1
         if mode != "in_place":
             assert np.abs(new[first:] - logprobs)[changed:].max() < 1e-2
@@ -215,7 +192,7 @@ async def _by_either(url: str, sequence: list[int], old: Path, new: Path) -> lis
     found = []
     for folder in (old, new):
         await update_weights(url, "sglang", folder, "scoring", mode="keep")
-        found.append(np.array(await asyncio.to_thread(scores, url, sequence), dtype=np.float64))
+        found.append(np.array(await asyncio.to_thread(by_sglang, url, sequence), dtype=np.float64))
     return found
 
 

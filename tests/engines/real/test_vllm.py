@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,23 +14,19 @@ import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
-from safetensors.numpy import load_file, save_file
 
 from polar.contract.arrays import ids
 from polar.contract.chat import Sampling
 from polar.contract.completion import Completion
 from polar.contract.errors import UsageError
-from polar.contract.result import Trace
 from polar.engines.probing import probe
 from polar.engines.vllm import VLLMEngine
 from polar.engines.vllm_wire import COMPLETIONS, GENERATE
 from polar.engines.weights import UpdateMode, update_weights
 from tests.engines.real.conftest import MakeWorld, World
+from tests.engines.real.scoring import CLOSE, response_scores
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
-
-CLOSE = 1e-3
-"""Nats between a token's logprob as it was sampled and as it is scored later, in float32."""
 
 
 @asynccontextmanager
@@ -77,16 +72,6 @@ async def talk(world: World, turns: int, *, stream: bool = True, **options: Any)
             messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"Go on, part {turn}."}]
 
 
-async def scores(url: str, trace: Trace) -> np.ndarray:
-    """The engine's own logprobs of a trace's response, after the fact."""
-    tokens = [*trace.prompt_ids.tolist(), *trace.response_ids.tolist()]
-    body = {"model": "smollm2", "prompt": tokens, "max_tokens": 1, "prompt_logprobs": 0}
-    async with aiohttp.ClientSession() as session, session.post(f"{url}{COMPLETIONS}", json=body) as reply:
-        told = (await reply.json())["choices"][0]["prompt_logprobs"]
-    found = [0.0, *(score[str(token)]["logprob"] for score, token in zip(told[1:], tokens[1:], strict=True))]
-    return np.array(found[len(trace.prompt_ids) :])
-
-
 async def check_exact(url: str, world: World, way: str) -> list[Completion]:
     """Every trained token stands behind the ids that it was sampled behind: scoring it there gives its logprob."""
     completions, trajectory = await world.completions(), await world.trajectory()
@@ -95,7 +80,7 @@ async def check_exact(url: str, world: World, way: str) -> list[Completion]:
     furthest = 0.0
     for trace in trajectory.traces:
         mask = np.array(trace.loss_mask, dtype=bool)
-        off = np.abs(await scores(url, trace) - np.array(trace.response_logprobs))[mask]
+        off = np.abs(await response_scores(url, "vllm", trace) - np.array(trace.response_logprobs))[mask]
         furthest = max(furthest, float(off.max()))
     print(f"{way}: {len(completions)} calls, {len(trajectory.traces)} traces, logprobs within {furthest:.1e}")
     assert furthest < CLOSE
@@ -116,7 +101,7 @@ async def until_idle(url: str) -> None:
 
 async def test_probing_finds_everything(vllm: str, weights: Path) -> None:
     found = await probe(vllm)
-    assert (found.kind, found.model, found.context_length) == ("vllm", "smollm2", 2048)
+    assert (found.kind, found.model, found.context_length) == ("vllm", "smollm2", 8192)
     assert (found.token_route, found.chat_ids, found.weight_versions) == (GENERATE, True, True)
     assert (found.renders, found.weight_updates, found.prefix_caching) == (True, True, True)
     assert (found.logprobs, found.structured_outputs, found.images) == ("raw", True, False)
@@ -158,7 +143,8 @@ async def test_a_session_in_chat_mode_is_exact(vllm: str, gateway: MakeWorld, st
 async def test_a_session_rendered_by_the_engine_is_exact(
     vllm: str, gateway: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polar.engines.vllm.tokenizer_folder", lambda _: None)  # as on a machine without the model
+    # As on a machine without the model.
+    monkeypatch.setattr("polar.engines.token_server.tokenizer_folder", lambda _: None)
     world = await gateway(VLLMEngine(vllm))
     await talk(world, 3)
     completions = await check_exact(vllm, world, "render route")
@@ -207,19 +193,6 @@ async def test_a_client_that_goes_away_frees_the_slot(vllm: str, gateway: MakeWo
     assert call.outcome == "abandoned"
 
 
-@pytest.fixture(scope="session")
-def other_weights(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model, its layers scaled a little: other logits for every context."""
-    folder = tmp_path_factory.mktemp("other") / "model"
-    shutil.copytree(weights, folder)
-    tensors = load_file(folder / "model.safetensors")
-    for name in tensors:
-        if ".mlp.down_proj" in name:
-            tensors[name] = (tensors[name] * 1.2).astype(tensors[name].dtype)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
 @pytest.mark.parametrize("mode", ["keep", "abort"])
 async def test_new_weights_in_the_middle_of_a_reply(
     vllm: str, weights: Path, other_weights: Path, gateway: MakeWorld, mode: UpdateMode
@@ -240,8 +213,8 @@ async def test_new_weights_in_the_middle_of_a_reply(
         assert [s.version for s in second.weight_spans] == ["step-1"]
         # Scored under the new weights: only what was sampled under the old ones is off.
         (trace,) = (await world.trajectory()).traces
-        off = np.abs(await scores(vllm, trace) - np.array(trace.response_logprobs))[: len(first.response_ids)]
-        old, new = off[: before.end].max(), off[after.start :].max()
+        off = np.abs(await response_scores(vllm, "vllm", trace) - np.array(trace.response_logprobs))
+        old, new = off[: before.end].max(), off[after.start : after.end].max()
         print(f"{mode}: {before.end} tokens under the old weights, off by {old:.2f}; the others by {new:.1e}")
         assert old > 10 * CLOSE
         assert new < CLOSE
@@ -253,6 +226,21 @@ async def sampling_began(world: World) -> None:
     async with asyncio.timeout(60):
         while not any(len(call.deltas) >= 8 for call in world.session.calls):
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("stops", [frozenset({2}), frozenset({0, 2})])
+async def test_the_id_that_ends_a_reply_is_its_last_one(vllm: str, stops: frozenset[int]) -> None:
+    engine = VLLMEngine(vllm)
+    await engine.start()
+    try:
+        for end in stops:
+            sampling = Sampling(max_tokens=8, logit_bias={end: 100.0})
+            reply = engine.generate(ids([1, 4093, 198]), sampling, stop_ids=stops, request_id="r", affinity="s")
+            chunks = [chunk async for chunk in reply]
+            assert [token for chunk in chunks for token in chunk.ids] == [end]
+            assert (chunks[-1].finish_reason, chunks[-1].stop_sequence) == ("stop", None)
+    finally:
+        await engine.close()
 
 
 async def test_waiting_lets_calls_end_under_the_old_weights(vllm: str, weights: Path, other_weights: Path) -> None:

@@ -15,6 +15,16 @@ from tests.engines.sglang.conftest import PROMPT, Start, call
 from tests.support.script import Step
 from tests.support.scripted_sglang import scripted_sglang
 
+NEUTRAL = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+
 
 def settings(sampling: Sampling, *, limit: int = 100, incremental: bool = True, **more: Any) -> dict[str, Any]:
     body = request_body(
@@ -39,7 +49,15 @@ def test_ids_and_logprobs_are_asked_for_whatever_the_call_sets():
         "stop_token_ids": [],
         "skip_special_tokens": False,
         "no_stop_trim": True,
+        **NEUTRAL,
     }
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_what_a_call_leaves_open_is_not_the_servers_to_fill_in(name: str):
+    """By ``--preferred-sampling-params`` it would: logprobs would be of another distribution, and nobody told."""
+    sampling = Sampling(**{set_: 0.5 for set_ in NEUTRAL if set_ not in (name, "top_k")})
+    assert settings(sampling)[name] == NEUTRAL[name]
 
 
 def test_every_setting_has_its_name():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.engines.openai.wire import wire_server
 from tests.engines.sglang.conftest import Start
 from tests.support.script import Step
 from tests.support.scripted_sglang import ScriptedSGLang, scripted_sglang
+from tests.support.tinymodel import make_tiny_model
 
 WORKER = {
     "id": "042b236f",
@@ -60,6 +62,36 @@ async def router(*workers: dict[str, Any], old: bool = False, key: str | None = 
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+async def test_new_weights_do_not_lose_the_server_its_name(
+    start: Start, model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SGLang calls itself by the path of the weights that it was given last."""
+    async with scripted_sglang(model_dir, []) as engine:
+        engine.server.name = "/checkpoints/step-42"
+        with caplog.at_level(logging.WARNING):
+            client = await start(engine.url, model="scripted")
+    assert (client.info.model, client.info.chat_only) == ("/checkpoints/step-42", None)
+    assert "lists no model 'scripted', but only /checkpoints/step-42: taking it" in caplog.text
+
+
+@pytest.mark.parametrize("model", [None, "scripted"])
+async def test_servers_with_weights_of_different_age_are_one_pool(model_dir: Path, model: str | None) -> None:
+    async with scripted_sglang(model_dir, []) as old, scripted_sglang(model_dir, []) as new:
+        new.server.name = "/checkpoints/step-42"
+        pool = make_engine("sglang", url=f"{old.url},{new.url}", model=model)
+        await pool.start()
+        assert pool.info.model == "scripted"
+        await pool.close()
+
+
+async def test_servers_with_other_tokenizers_are_no_pool(model_dir: Path, tmp_path: Path) -> None:
+    other = make_tiny_model(tmp_path / "other")
+    async with scripted_sglang(model_dir, []) as one, scripted_sglang(other, []) as two:
+        pool = make_engine("sglang", url=f"{one.url},{two.url}")
+        with pytest.raises(UsageError, match="engines of one pool must be alike"):
+            await pool.start()
 
 
 async def test_it_takes_ids_and_it_chats(start: Start, model_dir: Path) -> None:

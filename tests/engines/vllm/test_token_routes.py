@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from polar.contract.chat import Sampling
 from polar.contract.completion import WeightSpan
 from polar.engines.base import ChatEngine, EngineError, RenderingEngine, TokenChunk, TokenEngine
 from polar.engines.vllm import VLLMEngine
-from polar.engines.vllm_wire import COMPLETIONS, GENERATE
+from polar.engines.vllm_wire import COMPLETIONS, GENERATE, TokensReader
 from tests.engines.openai.wire import Reply, sse, wire_server
 from tests.engines.vllm.conftest import PROMPT, STOP, MakeBench, logprobs, sampled
 from tests.support.script import Step
@@ -170,6 +171,22 @@ async def test_ids_are_never_made_up_from_text(bench: MakeBench) -> None:
     assert world.url + COMPLETIONS in str(caught.value)
     # At the first chunk, not when the whole reply is there.
     assert len(world.model.log.generations) == 1
+
+
+@pytest.mark.parametrize("odd", [None, "5", 2**31])
+def test_what_is_no_id_ends_the_call(odd: object) -> None:
+    event = {"choices": [{"index": 0, "token_ids": [5, odd], "finish_reason": "stop"}]}
+    with pytest.raises(EngineError, match=r"token_ids\[1\]"):
+        TokensReader("http://engine").feed(json.dumps(event).encode())
+
+
+def test_ids_that_are_lost_end_the_call_and_not_the_session() -> None:
+    """Of the text less is known than was sampled: nobody can be served that."""
+    entries = [{"token_id": 5, "logprob": -0.5}, {"token_id": 6, "logprob": -0.5}]
+    lost = {"choices": [{"index": 0, "token_ids": [5], "logprobs": {"content": entries}, "finish_reason": "stop"}]}
+    with pytest.raises(EngineError, match="2 logprobs with 1 ids: some are lost") as caught:
+        TokensReader("http://engine").feed(json.dumps(lost).encode())
+    assert caught.value.kind == "internal"
 
 
 async def test_a_reply_without_ids_and_logprobs_is_said(bench: MakeBench, route: str) -> None:

@@ -1,0 +1,34 @@
+"""Why: what the commands of a session said is in files of its node, which no store knows of. Retention is for them,
+too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from polar.runtimes import tree
+
+
+def forget_folders(sessions: Path, before: float, held: Collection[str]) -> int:
+    """Remove the folders of session attempts in which nothing was made or removed since ``before`` (epoch seconds),
+    as is done last when an attempt ends; and those of sessions with the last of them. How many attempts that were.
+
+    Args:
+        held: ids of sessions that still run here.
+
+    Raises:
+        OSError: one can't be removed.
+    """
+    removed = 0
+    for session in sessions.iterdir() if sessions.is_dir() else ():
+        if session.name in held:
+            continue
+        attempts = list(session.iterdir())
+        old = [attempt for attempt in attempts if attempt.stat().st_mtime < before]
+        for attempt in old:
+            tree.remove(attempt)
+        removed += len(old)
+        if len(old) == len(attempts):
+            session.rmdir()
+    return removed

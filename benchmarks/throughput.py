@@ -1,6 +1,7 @@
 """``python -m benchmarks.throughput --engine vllm --engine-url URL``: what is left of an engine's throughput when
-every call goes through Polar. Conversations of a few turns are held at the same time, straight with the engine and
-through ``polar serve``, in turn, so that both see the same machine; the clients are processes of their own.
+every call goes through Polar. Conversations of a few turns are held at the same time: straight with the engine,
+straight and asking for what a trainer needs (logprobs and token ids), and through ``polar serve``, in turn, so that
+all see the same machine. The clients are processes of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ class Load:
     tokens: int
     words: int
     stream: bool
+    recorded: bool = False
+    """Ask for logprobs and token ids, as Polar does."""
 
 
 def main() -> None:
@@ -73,15 +76,17 @@ async def _measure(said: argparse.Namespace) -> None:
 
 
 async def _row(said: argparse.Namespace, url: str, load: Load, in_flight: int, workers: int) -> None:
-    direct, through = [], []
+    engine = [(f"{said.engine_url}/v1", "none")] * in_flight
+    plain, recorded, through = [], [], []
     for _ in range(said.rounds):
-        direct.append(await _round([(f"{said.engine_url}/v1", "none")] * in_flight, load, said.clients))
+        plain.append(await _round(engine, load, said.clients))
+        recorded.append(await _round(engine, replace(load, recorded=True), said.clients))
         sessions = await asyncio.gather(*(_opened(url) for _ in range(in_flight)))
         through.append(await _round(sessions, load, said.clients))
-    ratio = sum(through) / sum(direct)
     print(
         f"{'streamed' if load.stream else 'whole':8} {workers} worker(s) {in_flight:4} in flight: "
-        f"direct {_figures(direct)}, through Polar {_figures(through)}: {ratio:.2f} of it",
+        f"straight {_figures(plain)}; with logprobs and ids {_figures(recorded)}; through Polar {_figures(through)}: "
+        f"{sum(through) / sum(plain):.2f} and {sum(through) / sum(recorded):.2f} of them",
         flush=True,
     )
 
@@ -126,6 +131,8 @@ async def _talk(session: aiohttp.ClientSession, url: str, key: str, load: Load, 
         body: dict[str, Any] = {"model": load.model, "messages": messages, "max_tokens": load.tokens}
         if load.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if load.recorded:
+            body |= {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
         headers = {"Authorization": f"Bearer {key}"}
         async with session.post(f"{url}/chat/completions", json=body, headers=headers) as reply:
             if reply.status != 200:

@@ -11,8 +11,10 @@ import msgspec
 import yaml
 
 from polar.contract.errors import UsageError
+from polar.contract.misspelt import explained
 from polar.contract.task import ID_PATTERN, TaskRequest
 from polar.other_clients import in_our_words
+from polar.runtimes import refuse_impossible
 
 
 def load_task(path: Path, samples: int | None = None, builder: str | None = None) -> TaskRequest:
@@ -52,7 +54,11 @@ def parse_task(data: Any, source: str = "task") -> TaskRequest:
         raise UsageError(f"{source}: a task is a mapping with task_id, instruction and agent")
     try:
         task = msgspec.convert(in_our_words(data), TaskRequest)
-    except (msgspec.ValidationError, UsageError) as error:
+        if task.runtime.backend == "local":
+            refuse_impossible(task.runtime)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{source}: {explained(error, TaskRequest)}") from None
+    except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
     problem = _problem(task)
     if problem:

@@ -1,6 +1,7 @@
 """Logs that machines read: one JSON object a line, with the ids of what it is about.
 
-A call that knows them says so: ``log.info("...", extra={"session_id": ...})``.
+What works for one session says so once, with ``about``; a single line that knows more says it itself:
+``log.info("...", extra={"call_id": ...})``.
 """
 
 from __future__ import annotations
@@ -9,9 +10,26 @@ import json
 import logging
 import sys
 import time
-from typing import Literal, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, TextIO
 
 IDS = ("task_id", "session_id", "attempt", "node_id", "call_id")
+NUMBERS = ("status", "seconds", "traces", "reward")
+"""What the line about a session's end says apart, too."""
+
+_ABOUT: ContextVar[dict[str, Any]] = ContextVar("_ABOUT")
+
+
+@contextmanager
+def about(**ids: Any) -> Iterator[None]:
+    """What is logged inside, and by tasks and threads that are begun inside, is about these (names of ``IDS``)."""
+    token = _ABOUT.set(_ABOUT.get({}) | ids)
+    try:
+        yield
+    finally:
+        _ABOUT.reset(token)
 
 
 class JSONFormatter(logging.Formatter):
@@ -24,7 +42,8 @@ class JSONFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {name: getattr(record, name) for name in IDS if hasattr(record, name)}
+        line |= _ABOUT.get({})
+        line |= {name: getattr(record, name) for name in (*IDS, *NUMBERS) if hasattr(record, name)}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)

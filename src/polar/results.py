@@ -20,6 +20,7 @@ from polar.contract.result import TERMINAL_STATES, SessionResult, Trajectory
 from polar.contract.task import BuilderSpec, TaskRequest
 from polar.store import open_store
 from polar.store.base import Store
+from polar.store.lock import FileLock
 from polar.trajectories.assemble import assemble, record_evaluation, unbuilt
 from polar.trajectories.export import export
 from polar.trajectories.weights import WeightSummary
@@ -39,6 +40,11 @@ def database(path: Path) -> Path:
     if not found.is_file():
         raise UsageError(f"{path} is no results folder: there is no {DATABASE} in it")
     return found
+
+
+def cut_off(path: Path) -> bool:
+    """Whether what wrote this folder was killed, and nothing has written it since."""
+    return FileLock(database(path)).left_by_the_dead()
 
 
 def require_writable(path: Path) -> None:

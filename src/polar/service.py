@@ -16,13 +16,15 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 import polar
 from polar.background import forever
 from polar.client import token_file
 from polar.contract.errors import PolarError, UsageError
 from polar.contract.rollout import NodeSpec, OpenedSession, OpenSession
 from polar.contract.task import TaskRequest
-from polar.engines import make_engine
+from polar.engines import DEFAULT_MODEL, make_engine
 from polar.engines.base import Engine
 from polar.engines.pool import pool_of
 from polar.gateway.app import Limits
@@ -30,9 +32,9 @@ from polar.gateway.captures import Captures
 from polar.gateway.coordinator import Coordinator, HttpCoordinator, LocalCoordinator
 from polar.gateway.folders import forget_folders
 from polar.gateway.lifecycle import Stages
-from polar.gateway.metrics import NodeCollector
+from polar.gateway.metrics import NodeCollector, StagesCollector
 from polar.gateway.node import Node
-from polar.gateway.server import GatewayServer
+from polar.gateway.server import GatewayServer, require_free
 from polar.gateway.session_run import Parts
 from polar.gateway.siblings import Place, Siblings
 from polar.gateway.tasks import make_parts
@@ -41,7 +43,14 @@ from polar.harnesses import by_name, names
 from polar.redaction import load_redaction
 from polar.results import DATABASE
 from polar.rollout.app import App, one_port
-from polar.rollout.auth import CALLBACK_ENV, NODE_ENV, Credentials, kept_secret, load_credentials
+from polar.rollout.auth import (
+    CALLBACK_ENV,
+    NODE_ENV,
+    Credentials,
+    kept_secret,
+    load_credentials,
+    node_credentials,
+)
 from polar.rollout.hosting import LocalInference
 from polar.rollout.http import Refused
 from polar.rollout.metrics import Metrics
@@ -56,7 +65,8 @@ log = logging.getLogger("polar.serve")
 
 JOURNAL = "journal.db"
 JOURNAL_DAYS = 1.0
-"""For how long a node keeps what it has handed over, where ``retention`` says nothing."""
+"""For how long a node keeps what it has handed over, where ``retention`` says nothing; what was set aside
+stays then."""
 Say = Callable[[str], None]
 
 
@@ -80,7 +90,8 @@ class Service:
         self.config = config
         self._place = place
         self.url = ""
-        self.metrics = Metrics()
+        self.registry = CollectorRegistry()
+        """The numbers of all parts that this process has."""
         self.worker: Worker | None = None
         self._bare: Captures | None = None
         self._environ = environ
@@ -96,6 +107,8 @@ class Service:
         Raises:
             UsageError: a part is not configured right; the message says which and what to do.
         """
+        if self._place is None:
+            require_free(self.config.host, self.config.port)  # first: a second start by mistake writes nothing
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             starts = {"all": self._start_all, "rollout": self._start_rollout, "gateway": self._start_gateway}
@@ -163,8 +176,8 @@ class Service:
         own = node_app(
             HostedCaptures(captures, lambda: self.url, self._drains),
             LocalInference(node.gateway.inference),
-            self.metrics,
-            token,
+            self.registry,
+            node_credentials(self.config.auth, token, self._environ),
         )
         await self._listen(one_port(own, node.gateway))
         coordinator = HttpCoordinator(self.config.server, self.config.name, token)
@@ -192,12 +205,14 @@ class Service:
         )
         await node.start()
         self._stack.push_async_callback(node.close)
-        self.metrics.registry.register(NodeCollector(node))
+        self.registry.register(NodeCollector(node))
         await asyncio.to_thread(remove_leftovers, self._folder)
         return node
 
     def _engine(self, index: int) -> Engine:
         chosen = self.config.engines[index]
+        if chosen.kind == "local":
+            self._say(f"loading {chosen.model or DEFAULT_MODEL} ...")
         return make_engine(
             chosen.kind,
             url=chosen.url,
@@ -230,7 +245,7 @@ class Service:
         days = self.config.retention.days
         held = captures.names | {each.session_id for each in (self.worker.held if self.worker else ())}
         before = time.time() - (JOURNAL_DAYS if days is None else days) * 86400
-        purged = await journal.forget_handed_over(before, held)
+        purged = await journal.forget_handed_over(before, held, aside=days is not None)
         if purged.sessions:
             log.info("journal: %d tasks, %d sessions, %d calls that the server has are gone", *purged)
 
@@ -245,7 +260,7 @@ class Service:
             retention=self.config.retention,
             capture=capture,
             inference=inference,
-            metrics=self.metrics,
+            metrics=Metrics(self.registry),
             traces=session_traces(self._environ),
             check=lambda task: check_allowed(self.config, task),
             allow_import=bool(self.config.harnesses.allow_import),
@@ -312,8 +327,10 @@ class Service:
                 {"kind": each.kind, "url": each.url, "model": node.engine.info.model} for each in self.config.engines
             ],
         )
+        stages = Stages(pools)
+        self.registry.register(StagesCollector(stages))
         self.worker = Worker(
-            node, coordinator, spec, Stages(pools), self._parts(), journal=journal, on_change=lambda _: on_change()
+            node, coordinator, spec, stages, self._parts(), journal=journal, on_change=lambda _: on_change()
         )
         self._work = asyncio.create_task(self.worker.work())
         if self.config.retention.days is not None:
@@ -371,8 +388,8 @@ class HostedCaptures:
     async def close(self, session_id: str) -> bool:
         return await self._captures.close(session_id) is not None
 
-    async def forget(self, session_id: str) -> None:
-        await self._captures.forget(session_id)
+    async def forget(self, session_id: str) -> int:
+        return await self._captures.forget(session_id)
 
 
 def _installed() -> dict[str, str]:
@@ -389,7 +406,8 @@ async def serve(
         PolarError: it can't start, or can't go on.
     """
     service = Service(config, environ, say, place=place)
-    await service.start()
+    if not await _started(service, stop):
+        return
     try:
         await service.run(stop)
     except PolarError:
@@ -397,6 +415,21 @@ async def serve(
         raise
     finally:
         await service.close()
+
+
+async def _started(service: Service, stop: asyncio.Event) -> bool:
+    """Start it; whether it was not told to stop before it had started."""
+    starting, stopping = asyncio.create_task(service.start()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        starting.cancel()
+        await asyncio.wait({starting})
+    if starting.cancelled():
+        return False
+    await starting
+    return True
 
 
 async def serve_until_told(

@@ -14,6 +14,7 @@ import msgspec
 import yaml
 
 from polar.contract.errors import NotAllowed, UsageError
+from polar.contract.misspelt import explained
 from polar.contract.task import ID_PATTERN, TaskRequest
 from polar.gateway.lifecycle import Pools
 from polar.redaction import RedactionConfig
@@ -22,6 +23,9 @@ from polar.rollout.callbacks import CallbackConfig
 from polar.rollout.server import RetentionConfig
 
 Role = Literal["all", "rollout", "gateway"]
+
+PERMISSIONS = ("local", "internet", "host_network")
+"""What ``runtimes.allow`` may name: the backend, and what a task's ``runtime`` may open."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,8 +40,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RuntimesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What tasks may ask for: backends, and ``internet`` and ``host_network``. ``sandbox: none`` runs agents as plain
-    processes of this user, without any wall."""
+    """What tasks may ask for: words of ``PERMISSIONS``. ``sandbox: none`` runs agents as plain processes of this
+    user, without any wall."""
 
     allow: tuple[str, ...] = ("local",)
     sandbox: Literal["bubblewrap", "none"] = "bubblewrap"
@@ -143,7 +147,7 @@ def load_settings(path: Path | None, overrides: Mapping[str, Any]) -> ServeConfi
     try:
         config = msgspec.convert(_laid_over(data, overrides, where), ServeConfig)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{where}: {error}") from None
+        raise UsageError(f"{where}: {explained(error, ServeConfig)}") from None
     problem = _problem(config)
     if problem:
         raise UsageError(f"{where}: {problem}")
@@ -175,6 +179,9 @@ def _problem(config: ServeConfig) -> str | None:
     for name in ("init", "ready", "run", "post_run"):
         if getattr(config.pools, name) < 1:
             return f"pools.{name} must be 1 or more"
+    unknown = [word for word in config.runtimes.allow if word not in PERMISSIONS]
+    if unknown:
+        return f"runtimes.allow: {', '.join(map(repr, unknown))} is not known: use {', '.join(PERMISSIONS)}"
     if config.role == "gateway" and not config.server:
         return "the role gateway needs server: the address of the rollout server (--server)"
     if config.role != "gateway" and config.server:

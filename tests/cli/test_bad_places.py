@@ -42,7 +42,7 @@ def test_the_engine_does_not_serve_the_model(polar: Forked, here: Path, to_engin
         (["--engine", "nonsense"], ["nonsense", "local", "openai"]),
         (["--engine", "openai"], ["--engine-url"]),
         (["--engine", "vllm", "--engine-url", "127.0.0.1:8000"], ["127.0.0.1:8000", "http"]),
-        (["--engine-url", "http://127.0.0.1:1"], ["--engine-url", "embedded"]),
+        (["--engine-url", "http://127.0.0.1:1"], ["--engine-url", "embedded", "vllm, sglang or openai"]),
         (["--engine", "openai", "--engine-url", "http://127.0.0.1:1", "--mode", "nonsense"], ["nonsense", "chat"]),
         (["--mode", "chat"], ["--mode chat"]),
         (["--model", "no/such/model"], ["no/such/model", "SmolLM2"]),

@@ -19,9 +19,9 @@ def without(name: str) -> dict[str, Any]:
 
 
 MISTAKES: dict[str, tuple[Any, list[str]]] = {
-    "unknown field": (task(num_sample=3), ["num_sample"]),
-    "unknown field below": (task(agent={**SHELL, "modle": "m"}), ["modle", "agent"]),
-    "unknown sampling field": (task(sampling={"temprature": 1}), ["temprature"]),
+    "unknown field": (task(num_sample=3), ["task.yaml: ", "num_sample", "did you mean num_samples?"]),
+    "unknown field below": (task(agent={**SHELL, "modle": "m"}), ["modle", "agent", "model_name"]),
+    "unknown sampling field": (task(sampling={"temprature": 1}), ["temprature", "did you mean temperature?"]),
     "missing task_id": (without("task_id"), ["task_id"]),
     "missing instruction": (without("instruction"), ["instruction"]),
     "missing agent": (without("agent"), ["agent"]),
@@ -47,10 +47,16 @@ MISTAKES: dict[str, tuple[Any, list[str]]] = {
     "unknown builder config": (task(builder={"config": {"drft": "split"}}), ["drft"]),
     "unknown runtime": (task(runtime={"backend": "podman"}), ["podman"]),
     "runtime of another version": (task(runtime={"backend": "docker"}), ["docker", "local"]),
-    "evaluator without its command": (task(evaluator={"strategy": "test_on_output"}), ["test_command"]),
+    "workspace that is nowhere": (task(runtime={"workdir": "relative"}), ["task.yaml: ", "workdir", "absolute"]),
+    "workspace in the system": (task(runtime={"workdir": "/etc"}), ["workdir", "/etc", "read-only"]),
+    "no processor": (task(runtime={"cpus": 0}), ["cpus"]),
+    "no memory": (task(runtime={"memory_mb": 0}), ["memory_mb"]),
+    "network against itself": (task(runtime={"network": "host"}), ["network", "allow_internet"]),
+    "evaluator without its command": (
+        task(evaluator={"strategy": "test_on_output"}), ["task.yaml: ", "test_command"]),
     "unknown evaluator config": (
         task(evaluator={"strategy": "test_on_output", "config": {"test_command": "true", "timeout": 1}}),
-        ["timeout"],
+        ["timeout", "did you mean timeout_seconds?"],
     ),
     "unknown status of a test": (
         task(evaluator={"strategy": "test_on_output", "config": {
@@ -75,6 +81,12 @@ def test_a_mistake_is_named_in_one_line(polar: Forked, here: Path, installed_pi:
     )
     refused(done, 2, *words)
     assert [path.name for path in here.iterdir()] == ["task.yaml"]
+
+
+def test_a_workspace_of_its_own_needs_a_sandbox(polar: Forked, here: Path):
+    write(here, task(runtime={"workdir": "/data"}))
+    line = ["run", "task.yaml", "--no-sandbox", "--engine", "openai", "--engine-url", "http://127.0.0.1:1"]
+    refused(polar(line, here), 2, "task.yaml: ", "workdir", "sandbox")
 
 
 def test_a_missing_file_and_a_folder_are_named(polar: Forked, here: Path):

@@ -84,6 +84,16 @@ def test_sessions_are_listed_on_a_dumb_terminal(folder: Path):
         assert re.search(line, done.out), done.out
 
 
+def test_nothing_is_cut_in_a_pipe(folder: Path):
+    listed = run(["show", folder], folder)
+    (failed,) = [line for line in listed.out.splitlines() if line.startswith("broken-0")]
+    assert "…" not in failed
+    assert "exit code" in failed
+    shown = run(["show", folder, "t-1"], folder)
+    assert any("sampling" in line and line.startswith("warning: ") for line in shown.out.splitlines()), shown.out
+    assert max(map(len, shown.out.splitlines())) < 1000, "and nothing is filled up"
+
+
 def test_a_session_is_shown_turn_by_turn_on_a_dumb_terminal(folder: Path):
     done = run(["show", folder, "t-1"], folder, env=_terminal("dumb"))
     assert (done.code, done.err) == (0, "")
@@ -146,6 +156,19 @@ def test_what_can_not_be_shown_is_said_in_one_line(polar: Forked, folder: Path, 
     assert list((here / "empty").iterdir()) == []
 
 
+def test_what_a_killed_run_left_is_said_to_go_on(polar: Forked, here: Path, to_engine: list[str]):
+    write(here, task(agent={"harness": "shell", "custom_shell": {"command": "sleep 1000"}}))
+    with start(["run", "task.yaml", "--out", "half", *to_engine], here) as process:
+        while not (here / "half/sessions/t-0/attempt-1/agent.stdout").exists():
+            assert process.poll() is None
+        while_it_runs = polar(["show", "half"], here).out
+        process.kill()
+    goes_on = "Nothing runs here any more: polar run TASK.yaml --out half goes on"
+    assert ("RUNNING" in while_it_runs, goes_on in while_it_runs) == (True, False)
+    left = " ".join(polar(["show", "half"], here).out.split())
+    assert ("RUNNING" in left, goes_on in left) == (True, True), left
+
+
 # ---- export ----------------------------------------------------------------------------------------------
 
 
@@ -194,6 +217,15 @@ def test_what_can_not_be_exported_is_said_in_one_line(polar: Forked, folder: Pat
     refused(polar(["export", folder, "--to", "hf", "--out", "taken"], here), 2, "taken")
     (here / "file").write_text("")
     refused(polar(["export", folder, "--out", "file/below.parquet"], here), 2, "file/below.parquet")
+
+
+@pytest.mark.parametrize("to", ["parquet", "jsonl", "sft", "hf"])
+def test_an_export_without_rows_writes_nothing_and_says_why(polar: Forked, folder: Path, here: Path, to: str):
+    (here / "good").write_text("from before")
+    export = ["export", folder, "--to", to, "--out", "good"]
+    refused(polar([*export, "--where", "reward > 1"], here), 1, "no row", "'reward > 1'", "none of 3 traces")
+    refused(polar([*export, "--where", 'role == "subagent"', "--json"], here), 1, "no row")
+    assert {path.name: path.read_text() for path in here.iterdir()} == {"good": "from before"}
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ import socket
 from pathlib import Path
 
 from tests.cli.making import run
+from tests.support.router import WORKER, router
 from tests.support.script import Step
 from tests.support.scripted import scripted_engine
+from tests.support.scripted_sglang import scripted_sglang
 from tests.support.tinymodel import make_tiny_model
 
 NO_TOKENS = ("/inference/v1/generate", "/v1/completions")
@@ -38,3 +40,15 @@ async def test_doctor_asks_each_of_several_servers(tmp_path: Path) -> None:
     found = {each["what"]: each["ok"] for each in done.json if each["what"].startswith("engine http")}
     assert found == {f"engine {engine.url}": True, f"engine {away}": False}
     assert (done.code, well.code) == (1, 0)
+
+
+async def test_doctor_asks_the_servers_behind_a_router(tmp_path: Path) -> None:
+    async with (
+        scripted_sglang(make_tiny_model(tmp_path / "model"), []) as engine,
+        router(WORKER | {"url": engine.url}) as url,
+    ):
+        done = await asyncio.to_thread(run, ["doctor", "--json", "--engine-url", url], tmp_path)
+    found = [each for each in done.json if each["what"].startswith("engine http") and each["fix"] is None]
+    assert [(each["what"], each["ok"]) for each in found] == [(f"engine {url}", True), (f"engine {engine.url}", True)]
+    assert found[0]["detail"].startswith("router with 1 worker")
+    assert done.code == 0

@@ -24,6 +24,18 @@ def test_no_sandbox_keeps_what_tasks_may_ask_for(tmp_path: Path):
     assert (config.runtimes.allow, config.runtimes.sandbox) == (("local", "internet"), "none")
 
 
+def test_a_misspelt_permission_is_refused_with_those_there_are(tmp_path: Path):
+    path = written(tmp_path, runtimes={"allow": ["local", "internets"]})
+    with pytest.raises(UsageError, match=r"runtimes\.allow: 'internets' .* local, internet, host_network"):
+        load_settings(path, {})
+
+
+def test_a_misspelt_setting_is_refused_with_what_was_meant(tmp_path: Path):
+    path = written(tmp_path, engines=[{"kind": "vllm", "ulr": "http://127.0.0.1:1"}])
+    with pytest.raises(UsageError, match=r"`ulr` - at `\$\.engines\[0\]`: did you mean url\?"):
+        load_settings(path, {})
+
+
 def test_options_lie_over_the_one_engine_that_is_configured(tmp_path: Path):
     path = written(tmp_path, engines=[{"kind": "vllm", "url": "http://127.0.0.1:1", "max_inflight": 7}])
     (engine,) = load_settings(path, {"engines": [{"model": "m"}]}).engines

@@ -54,7 +54,7 @@ def test_yaml_loads(text: str, tmp_path: Path) -> None:
 
 
 def test_the_settings_page_has_every_setting_with_its_default() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", SERVICE, re.S)
+    text, *_ = re.findall(r"```yaml\n(.*?)```", SERVICE, re.S)
     said, defaults = yaml.safe_load(text), msgspec.json.decode(msgspec.json.encode(ServeConfig()))
 
     def compare(said: Any, default: Any, path: tuple[str, ...]) -> None:

@@ -92,14 +92,18 @@ def test_pi_itself(harnesses: None, engine: ScriptedProcess, to_engine: list[str
 def test_how_the_command_ends_is_how_it_ends(to_engine: list[str], tmp_path: Path, command: str, code: int):
     done = capture(tmp_path, to_engine, "sh", "-c", f"echo out; echo err >&2; {command}")
     assert (done.code, done.out) == (code, "out\n")
-    assert re.fullmatch(r"err\npolar: no model call: [^\n]*OPENAI_BASE_URL[^\n]*\n", done.err), done.err
+    said = r"err\npolar: no model call: [^\n]*OPENAI_BASE_URL[^\n]*\npolar: 0 calls, 0 traces in out\n"
+    assert re.fullmatch(said, done.err), done.err
     check_folder(read_folder(tmp_path / "out"))
 
 
 def test_a_command_that_failed_keeps_its_calls(engine: ScriptedProcess, to_engine: list[str], tmp_path: Path):
     failing = SDK + "sys.exit(7)"
     done = capture(tmp_path, to_engine, sys.executable, "-c", failing, input="one\n")
-    assert (done.code, done.out, done.err) == (7, "reply 0\n", "")
+    assert (done.code, done.out) == (7, "reply 0\n")
+    warning, last = done.err.splitlines()
+    assert warning.startswith("polar: warning: temperature, top_p, top_k are left to the engine")
+    assert last == "polar: 1 call, 1 trace in out"
     (result,) = checked(tmp_path, engine).results.values()
     assert (result.status, len(result.trajectory.traces)) == ("ERROR", 1)
     assert "exit code 7" in str(result.error)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
@@ -14,6 +15,7 @@ from polar.contract.arrays import Ids
 from polar.contract.chat import Sampling
 from polar.contract.completion import Completion
 from polar.engines.openai import OpenAIEngine
+from polar.engines.sglang import SGLangEngine
 from polar.engines.vllm import VLLMEngine
 from polar.gateway.node import Node
 from polar.gateway.session import LiveSession
@@ -22,8 +24,16 @@ from polar.store.base import SessionRecord
 from tests.support.model import ScriptedModel
 from tests.support.script import Script, Step
 from tests.support.scripted import ScriptedServer, scripted_engine
+from tests.support.scripted_sglang import scripted_sglang
 from tests.support.tinymodel import make_tiny_model
 from tests.support.tokens import ScriptedTokenEngine
+
+WIRES: dict[str, tuple[Any, type[OpenAIEngine]]] = {
+    "vllm": (scripted_engine, VLLMEngine),
+    "sglang": (scripted_sglang, SGLangEngine),
+    "chat": (scripted_engine, OpenAIEngine),
+}
+"""Servers by mode, and what calls them."""
 
 
 @pytest.fixture(scope="session")
@@ -80,19 +90,19 @@ async def make_world(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Callable
             require_token_ids: bool = True,
             buffer_replies: bool = False,
         ) -> World:
-            """A world in one of three modes. ``tito``: token ids in and out, the engine in this process; ``vllm``:
-            the same over vLLM's wire; ``chat``: the engine renders and parses, over the same wire."""
+            """A world in one of four modes. ``tito``: token ids in and out, the engine in this process; ``vllm`` and
+            ``sglang``: the same over their wires; ``chat``: the engine renders and parses, over vLLM's wire."""
             script = Script(choose=steps) if callable(steps) else Script(steps)
             server: ScriptedServer | None = None
             if mode == "tito":
                 model = ScriptedModel(model_dir or tiny_model, script, max_model_len=max_model_len)
                 engine: object = ScriptedTokenEngine(model)
             else:
+                serve, kind = WIRES[mode]
                 running = await stack.enter_async_context(
-                    scripted_engine(model_dir or tiny_model, script, max_model_len=max_model_len)
+                    serve(model_dir or tiny_model, script, max_model_len=max_model_len)
                 )
                 server = running.server
-                kind = VLLMEngine if mode == "vllm" else OpenAIEngine
                 model, engine = running.model, kind(running.url, require_token_ids=require_token_ids)
             store = open_store(str(tmp_path / "polar.db"))
             options = {"require_token_ids": require_token_ids, "buffer_replies": buffer_replies}

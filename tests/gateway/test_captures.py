@@ -32,14 +32,14 @@ class Failing:
         self.came = asyncio.Event()
         node.store.finish_session = self.finish  # type: ignore[method-assign]
 
-    async def finish(self, *what: Any) -> None:
+    async def finish(self, *what: Any, **how: Any) -> None:
         self.tries += 1
         if self.tries > self._times:
-            await self._finish(*what)
+            await self._finish(*what, **how)
             self.came.set()
             return
         if self._kept:
-            await self._finish(*what)
+            await self._finish(*what, **how)
         raise StoreFailure("the database is away")
 
 
@@ -112,12 +112,30 @@ async def test_a_session_is_forgotten_with_all_that_it_captured(node: Node) -> N
         url = f"{node.server.url}/v1/chat/completions"
         assert (await http.post(url, json=body)).status == 200
         assert len(await node.store.completions("c")) == 1
-        await captures.forget("c")
+        assert await captures.forget("c") == 1
         assert (await http.post(url, json=body)).status in (401, 410)
     assert await node.store.session("c") is None
     assert await node.store.completions("c") == []
-    await captures.forget("c")  # once more: nothing
+    assert await captures.forget("c") == 0, "once more: nothing"
     await captures.open(session_id="c")
+
+
+async def test_a_session_that_is_forgotten_while_it_is_closed_stays_forgotten(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures = Captures(node)
+    await captures.open(session_id="c")
+    finish = node.store.finish_session
+
+    async def forgotten_first(*what: Any, **how: Any) -> None:
+        await captures.forget("c")
+        await finish(*what, **how)
+
+    monkeypatch.setattr(node.store, "finish_session", forgotten_first)
+    assert await captures.close("c") is not None
+    assert await node.store.session("c") is None
+    assert await node.store.results() == []
+    assert captures.names == set()
 
 
 async def test_no_bare_session_gets_into_a_task(node: Node) -> None:

@@ -22,7 +22,7 @@ async def ask(world: World, **options: object) -> openai.types.chat.ChatCompleti
 @pytest.mark.parametrize(
     ("status", "seen"), [(400, 400), (429, 503), (503, 503), (500, 502)], ids=lambda value: str(value)
 )
-@pytest.mark.parametrize("mode", ["tito", "vllm", "chat"])
+@pytest.mark.parametrize("mode", ["tito", "vllm", "sglang", "chat"])
 async def test_an_engine_error_keeps_its_kind(make_world, mode, status, seen) -> None:
     """C8: what is final stays final, what may pass can be tried again."""
     world: World = await make_world([Step(status=status, error="the engine says no")], mode=mode)
@@ -35,7 +35,7 @@ async def test_an_engine_error_keeps_its_kind(make_world, mode, status, seen) ->
     assert "the engine says no" in (completion.detail or "")
 
 
-@pytest.mark.parametrize("mode", ["tito", "vllm", "chat"])
+@pytest.mark.parametrize("mode", ["tito", "vllm", "sglang", "chat"])
 async def test_a_stream_that_the_engine_cuts_ends_hard_and_never_like_an_answer(make_world, mode) -> None:
     world: World = await make_world([Step(text="one two three four five", cut_after=2)], mode=mode)
     body = {"model": "m", "messages": MESSAGES, "stream": True}
@@ -56,17 +56,18 @@ async def test_a_stream_that_the_engine_cuts_ends_hard_and_never_like_an_answer(
     assert len(completion.response_ids) == 2
 
 
-@pytest.mark.parametrize("mode", ["vllm", "chat"])
+@pytest.mark.parametrize("mode", ["vllm", "sglang", "chat"])
 async def test_a_reply_without_token_ids_fails_at_once_and_names_field_and_url(make_world, mode) -> None:
     """A2, A4: never trained silently, never an empty group: the first reply says what is missing."""
     world: World = await make_world(lambda _: BARE, mode=mode)
     with pytest.raises(openai.APIStatusError) as caught:
         await ask(world)
-    assert "token_ids" in str(caught.value)
+    field = "output_ids" if mode == "sglang" else "token_ids"
+    assert field in str(caught.value)
     assert world.node.engine.info.url in str(caught.value)
     [completion] = await world.recorded(1)
     assert completion.outcome == "no_token_ids"
-    assert "token_ids" in (world.session.broken or "")
+    assert field in (world.session.broken or "")
 
 
 @pytest.mark.parametrize("mode", ["vllm", "chat"])
@@ -111,7 +112,7 @@ async def test_usage_that_contradicts_the_ids_is_noticed(make_world, mode) -> No
     assert "usage counts" in (completion.detail or "")
 
 
-@pytest.mark.parametrize("mode", ["tito", "vllm"])
+@pytest.mark.parametrize("mode", ["tito", "vllm", "sglang"])
 async def test_a_reply_that_ends_for_its_length_before_it_has_it_is_noticed(make_world, mode) -> None:
     world: World = await make_world([Step(text="one two three", finish_reason="length")], mode=mode)
     assert (await ask(world, max_tokens=50)).choices[0].finish_reason == "length"
@@ -120,7 +121,7 @@ async def test_a_reply_that_ends_for_its_length_before_it_has_it_is_noticed(make
     assert "a limit of 50" in (completion.detail or "")
 
 
-@pytest.mark.parametrize("mode", ["vllm", "chat"])
+@pytest.mark.parametrize("mode", ["vllm", "sglang", "chat"])
 async def test_without_the_requirement_a_session_goes_on_without_ids(make_world, mode) -> None:
     """For data that needs no ids. What is missing is said with every call all the same."""
     world: World = await make_world(lambda _: BARE, mode=mode, require_token_ids=False)
@@ -128,7 +129,7 @@ async def test_without_the_requirement_a_session_goes_on_without_ids(make_world,
         if mode == "chat":
             assert (await ask(world)).choices[0].message.content == "Fine."
         else:  # here the text comes from the ids: there is nothing to answer
-            with pytest.raises(openai.APIStatusError, match="token_ids"):
+            with pytest.raises(openai.APIStatusError, match=r"token_ids|output_ids"):
                 await ask(world)
     assert {completion.outcome for completion in await world.recorded(2)} == {"no_token_ids"}
     assert not world.session.closed

@@ -64,7 +64,7 @@ async def sampling(world: World, count: int = 1) -> None:
     await world.model.log.wait_for(lambda log: len([g for g in log if len(g.sampled_ids) >= 2]) >= count)
 
 
-@pytest.mark.parametrize("mode", ["tito", "vllm", "chat"])
+@pytest.mark.parametrize("mode", ["tito", "vllm", "sglang", "chat"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_goes_away_frees_the_engine_and_its_reply_is_not_trained(
     make_world, stream, mode

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
+from prometheus_client import CollectorRegistry
 
 from polar.contract.chat import Sampling
 from polar.contract.completion import Completion
 from polar.engines import make_engine
+from polar.gateway.metrics import NodeCollector
 from polar.gateway.node import Node
 from polar.gateway.session import LiveSession
 from polar.store import open_store
@@ -60,7 +62,7 @@ class Servers:
 async def servers(request: pytest.FixtureRequest, tiny_model: Path, tmp_path: Path) -> AsyncIterator[Servers]:
     stacks = [AsyncExitStack(), AsyncExitStack()]
     running = [await stack.enter_async_context(scripted_engine(tiny_model, Script(choose=step))) for stack in stacks]
-    engine = make_engine(request.param, url=", ".join(each.url for each in running))
+    engine = make_engine(request.param, url=", ".join(each.url for each in running), max_inflight=1)
     node = Node(engine, open_store(str(tmp_path / "polar.db")), tmp_path)
     await node.start()
     node.gateway._grace = 0.01
@@ -116,3 +118,28 @@ async def test_a_client_that_goes_away_ends_the_generation_at_its_server(servers
         await log.wait_for(lambda found: found[0].ended == "cancelled")
     [completion] = await servers.completions(session)
     assert completion.outcome == "abandoned"
+
+
+async def test_the_metrics_say_how_full_each_server_is(servers: Servers) -> None:
+    """Two calls of a session at a server that takes one at a time."""
+    numbers = CollectorRegistry()
+    numbers.register(NodeCollector(servers.node))
+
+    def read(name: str) -> list[float | None]:
+        return [numbers.get_sample_value(f"polar_engine_{name}", {"url": each.url}) for each in servers.running]
+
+    session = await servers.session("one")
+    async with AsyncOpenAI(base_url=f"{servers.node.server.url}/v1", api_key=session.key, max_retries=0) as client:
+
+        async def ask(system: str) -> None:
+            messages: list[Any] = [{"role": "system", "content": system}, {"role": "user", "content": "wait"}]
+            await client.chat.completions.create(model="m", messages=messages)
+
+        asking = [asyncio.create_task(ask(system)) for system in ("a", "b")]
+        async with asyncio.timeout(10):
+            while read("waiting") != [1, 0]:
+                await asyncio.sleep(0.01)
+        assert (read("inflight"), read("sessions"), read("healthy")) == ([2, 0], [1, 0], [1, 1])
+        servers.running[0].model.release()
+        await asyncio.gather(*asking)
+    assert (read("inflight"), read("waiting")) == ([0, 0], [0, 0])

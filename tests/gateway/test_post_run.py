@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -16,6 +18,7 @@ from polar.gateway.lifecycle import Pools
 from polar.gateway.tasks import make_parts, run_tasks
 from polar.redaction import Redaction
 from polar.results import rebuild
+from polar.runtimes.sandbox import LocalRuntime
 from polar.store.base import SessionRecord
 from tests.gateway.conftest import MakeWorld, World
 from tests.support.script import Step
@@ -90,6 +93,54 @@ async def test_tests_whose_words_can_not_be_redacted_have_no_reward(world: World
     assert result.trajectory.metadata["evaluation"]["outcome_reward"] is None
     assert "secret" not in repr(result)
     assert not [path for path in (world.folder / "sessions").rglob("*.std*") if path.stat().st_size]
+
+
+class NoRoom(Redaction):
+    """One for which there is no room, where it comes to this file."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__([("hide", hide)])
+        self._name = name
+
+    def file(self, path: Path) -> None:
+        if path.name == self._name:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        super().file(path)
+
+
+async def test_output_that_can_not_be_redacted_goes_and_keeps_no_other_as_it_is(world: World) -> None:
+    world.node.redaction = NoRoom("agent.stdout")
+    command = "echo 'an open secret' | tee /dev/stderr"
+    (result,) = await run(world, a_task({"test_command": "echo another secret"}, command))
+    assert result.status == "COMPLETED"
+    said = {path.name: path.read_text() for path in (world.folder / "sessions").rglob("*.std*")}
+    assert "agent.stdout" not in said
+    assert said["agent.stderr"] == "an open [gone]\n"
+    assert "another [gone]\n" in said.values()
+    assert not any("secret" in text for text in said.values())
+
+
+async def test_output_is_redacted_though_the_sandbox_can_not_be_closed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a session that is handed back, whose end nobody has asked for."""
+
+    close = LocalRuntime.close
+
+    async def fails(self: LocalRuntime) -> None:
+        await close(self)
+        raise OSError(errno.EBUSY, "device or resource busy")
+
+    task = a_task({"test_command": "true"}, "echo 'an open secret'")
+    world.node.redaction = Redaction([("hide", hide)])
+    record = SessionRecord(session_id="t-0", task_id="t", sample_index=0, created_at=1.0, updated_at=1.0)
+    run = session_run.SessionRun(world.node, task, record, await make_parts(task, sandbox="none"), lambda _: None)
+    await run.initialize()
+    await run.run()
+    assert "secret" in (run.folder / "agent.stdout").read_text()
+    monkeypatch.setattr(LocalRuntime, "close", fails)
+    await run.release()
+    assert (run.folder / "agent.stdout").read_text() == "an open [gone]\n"
 
 
 class Patient:

@@ -22,7 +22,7 @@ from tests.support.script import Step
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 15, "b": 27}}\n</tool_call>'
 ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-MODES = pytest.mark.parametrize("mode", ["tito", "vllm", "chat"])
+MODES = pytest.mark.parametrize("mode", ["tito", "vllm", "sglang", "chat"])
 
 
 async def ask(world: World, messages: list[Any] = MESSAGES, **options: Any) -> Any:

@@ -26,6 +26,8 @@ from tests.support.tokens import ScriptedTokenEngine
 TEXT = "one two three four five six"
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 HELD = Step(text=TEXT, hold_after=2)
+NAMING = ("vllm", "sglang")
+"""Modes in which the engine names the weights of a reply."""
 
 
 async def ask(world: World, **options: Any) -> Any:
@@ -76,19 +78,19 @@ class Stopped:
 # ---- which version ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["tito", "vllm", "chat"])
+@pytest.mark.parametrize("mode", ["tito", "vllm", "sglang", "chat"])
 async def test_what_the_operator_sets_is_on_every_token_from_then_on(make_world, mode) -> None:
     world: World = await make_world(lambda _: Step(text=TEXT), mode=mode)
     if mode == "tito":
         silent(world)
-    elif mode == "vllm":
+    elif mode in NAMING:
         world.model.weight_version = "41"
     await ask(world)
     world.node.gateway.inference.set_version(42)
-    world.model.weight_version = "42" if mode == "vllm" else world.model.weight_version
+    world.model.weight_version = "42" if mode in NAMING else world.model.weight_version
     await ask(world)
     first, second = await world.recorded(2)
-    assert spans(first) == ([("41", 0, len(first.response_ids))] if mode == "vllm" else [])
+    assert spans(first) == ([("41", 0, len(first.response_ids))] if mode in NAMING else [])
     assert spans(second) == [("42", 0, len(second.response_ids))]
 
 
@@ -126,7 +128,7 @@ async def test_tokens_that_came_in_one_piece_over_a_change_say_so(make_world) ->
     assert completion.metadata["weight_version_uncertain"] == len(completion.response_ids)
 
 
-@pytest.mark.parametrize("mode", ["tito", "vllm"])
+@pytest.mark.parametrize("mode", ["tito", "vllm", "sglang"])
 async def test_the_engines_report_counts_and_a_disagreement_is_said_once_a_change(make_world, mode, caplog) -> None:
     world: World = await make_world(lambda _: Step(text=TEXT), mode=mode)
     world.model.weight_version = "40"
@@ -154,7 +156,7 @@ async def test_the_engines_report_counts_and_a_disagreement_is_said_once_a_chang
 # ---- pause and resume ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["tito", "vllm", "chat"])
+@pytest.mark.parametrize("mode", ["tito", "vllm", "sglang", "chat"])
 async def test_a_pause_waits_for_calls_in_flight_and_holds_new_ones(make_world, mode) -> None:
     """C11."""
     world: World = await make_world(lambda _: HELD, mode=mode)
@@ -239,7 +241,7 @@ async def test_a_held_call_whose_client_leaves_leaves_nothing_behind(make_world)
 
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("mode", ["tito", "vllm"])
+@pytest.mark.parametrize("mode", ["tito", "vllm", "sglang"])
 async def test_a_reply_that_an_update_stops_goes_on_under_the_new_weights(make_world, mode, stream, times) -> None:
     world: World = await make_world([], mode=mode)
     stopped = Stopped(world, after=2, times=times)
@@ -267,7 +269,7 @@ async def test_a_reply_that_an_update_stops_goes_on_under_the_new_weights(make_w
     assert (completion.outcome, completion.metadata["continued"]) == ("ok", times)
 
 
-@pytest.mark.parametrize("mode", ["tito", "vllm"])
+@pytest.mark.parametrize("mode", ["tito", "vllm", "sglang"])
 async def test_the_bound_on_a_reply_holds_over_its_parts(make_world, mode) -> None:
     world: World = await make_world([], mode=mode)
     Stopped(world, after=2)

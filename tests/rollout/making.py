@@ -14,10 +14,12 @@ from polar.contract.rollout import OpenedSession, OpenSession
 TOKENS = {role: f"{role}-token-of-the-tests" for role in ("admin", "submit", "read", "node")}
 TOOL = Tool("calc", "Calculates.", {"type": "object", "properties": {"x": {"type": "number"}}})
 
+SHELL = {"harness": "shell", "custom_shell": {"command": "true"}}
+
 
 def task(task_id: str = "t1", **fields: Any) -> dict[str, Any]:
     """A task's body."""
-    return {"task_id": task_id, "instruction": "do it", "agent": {"harness": "shell"}, **fields}
+    return {"task_id": task_id, "instruction": "do it", "agent": SHELL, **fields}
 
 
 def completion(session_id: str = "t1-0", seq: int = 0, *, attempt: int = 1, **fields: Any) -> Completion:
@@ -105,6 +107,7 @@ class Host:
         self.open_now.discard(session_id)
         return was
 
-    async def forget(self, session_id: str) -> None:
+    async def forget(self, session_id: str) -> int:
         self.forgotten.append(session_id)
         await self.close(session_id)
+        return 0

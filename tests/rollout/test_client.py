@@ -19,7 +19,9 @@ FULL = TaskRequest(
     task_id="full",
     instruction="i",
     num_samples=3,
-    agent=AgentSpec(harness="shell", custom_shell=CustomShell(command="true"), settings={"a": [1, {"b": None}]}),
+    agent=AgentSpec(
+        harness="shell", custom_shell=CustomShell(command="true"), settings={"allow_no_model_call": [1, {"b": None}]}
+    ),
     runtime=RuntimeSpec(prepare=("x", "y"), env={"A": ""}),
     sampling=Sampling(temperature=0.0, stop=("s",)),
     metadata={"n": None},

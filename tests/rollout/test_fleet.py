@@ -7,14 +7,16 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from polar.contract.arrays import to_json
+from polar.contract.errors import UsageError
 from polar.contract.rollout import Delivery
 from polar.gateway.inference import InferenceControl
 from polar.gateway.server import GatewayServer
 from polar.rollout import bare
+from polar.rollout.auth import AuthConfig, TokenConfig, node_credentials
 from polar.rollout.hosting import LocalInference
-from polar.rollout.metrics import Metrics
 from polar.rollout.node_app import node_app
 from tests.rollout.conftest import MakeWorld, World
 from tests.rollout.making import TOKENS, Host, completion, result
@@ -26,7 +28,10 @@ class RemoteNode:
     def __init__(self, node_id: str) -> None:
         self.sessions = Host(f"bare-{node_id}")
         self.gate = InferenceControl()
-        self._http = GatewayServer(node_app(self.sessions, LocalInference(self.gate), Metrics(), TOKENS["node"]))
+        self.registry = CollectorRegistry()
+        config = AuthConfig(tokens=(TokenConfig(name="watcher", role="read", env="WATCHER"),))
+        credentials = node_credentials(config, TOKENS["node"], {"WATCHER": TOKENS["read"]})
+        self._http = GatewayServer(node_app(self.sessions, LocalInference(self.gate), self.registry, credentials))
 
     @property
     def url(self) -> str:
@@ -148,6 +153,39 @@ async def test_a_bare_session_is_forgotten_here_and_on_its_node(nodes: Nodes) ->
     assert (await world.admin.post("/sessions", json={"session_id": "mine"})).status_code == 200
 
 
+async def test_a_bare_session_that_is_forgotten_while_its_end_arrives_does_not_come_back(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, made = nodes
+    await world.admin.post("/sessions", json={"session_id": "mine"})
+    (home,) = [name for name, node in made.items() if "mine" in node.sessions.open_now]
+    read = world.ledger.session
+
+    async def read_and_forget(session_id: str) -> Any:
+        found = await read(session_id)
+        await world.ledger.forget_session(session_id)
+        return found
+
+    monkeypatch.setattr(world.ledger, "session", read_and_forget)
+    late = Delivery(session_id="mine", attempt=1, result=result("mine", task_id="mine"))
+    refused = await world.as_("node").post(f"/nodes/{home}/deliveries", content=to_json(late))
+    assert (refused.status_code, "forgotten" in refused.json()["detail"]) == (409, True)
+    assert (await world.ledger.sessions(), await world.ledger.results()) == ([], [])
+
+
+async def test_what_is_forgotten_on_a_node_only_is_counted_too(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, made = nodes
+    await world.admin.post("/sessions", json={"session_id": "mine"})
+    (home,) = [node.sessions for node in made.values() if "mine" in node.sessions.open_now]
+    forget = home.forget
+
+    async def forget_three(session_id: str) -> int:
+        return await forget(session_id) + 3
+
+    monkeypatch.setattr(home, "forget", forget_three)
+    assert (await world.admin.delete("/sessions/mine")).json()["messages_deleted"] == 3
+
+
 async def test_a_bare_session_can_be_forgotten_without_its_node_once_it_has_ended(nodes: Nodes) -> None:
     world, made = nodes
     await world.admin.post("/sessions", json={"session_id": "mine"})
@@ -177,13 +215,47 @@ async def test_a_bare_session_whose_node_is_lost_has_ended(nodes: Nodes, monkeyp
     assert fates == {"trained": ["mine.1-0"]}
 
 
-async def test_a_node_answers_its_server_alone(nodes: Nodes) -> None:
+async def test_a_node_answers_its_server_alone(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     _, made = nodes
     async with httpx.AsyncClient(base_url=made["n1"].url, trust_env=False) as client:
         for method, path in (("POST", "/sessions"), ("POST", "/admin/inference/pause"), ("GET", "/metrics")):
             assert (await client.request(method, path)).status_code == 401
             wrong = {"Authorization": f"Bearer {TOKENS['admin']}"}
             assert (await client.request(method, path, headers=wrong)).status_code == 401
-        good = {"Authorization": f"Bearer {TOKENS['node']}"}
-        assert (await client.get("/metrics", headers=good)).status_code == 200
         assert (await client.get("/health")).json()["status"] == "ok"
+        told = [record.getMessage() for record in caplog.records if record.name == "polar.refused"]
+        assert told == ["refused 1 times: unknown token, the last time from 127.0.0.1"]  # the rest a while later
+        reader = {"Authorization": f"Bearer {TOKENS['read']}"}
+        assert "\npolar_unknown_tokens_total 6.0\n" in (await client.get("/metrics", headers=reader)).text
+
+
+async def test_the_numbers_of_a_node_are_for_readers_who_may_do_nothing_else_there(nodes: Nodes) -> None:
+    _, made = nodes
+    async with httpx.AsyncClient(base_url=made["n1"].url, trust_env=False) as client:
+        reader = {"Authorization": f"Bearer {TOKENS['read']}"}
+        families = (await client.get("/metrics", headers=reader)).text
+        assert "polar_sessions" not in families  # what only the ledger knows
+        assert "polar_tokens_trained" not in families
+        for method, path in (("POST", "/sessions"), ("POST", "/admin/inference/pause")):
+            assert (await client.request(method, path, headers=reader)).status_code == 403
+        node = {"Authorization": f"Bearer {TOKENS['node']}"}
+        assert (await client.get("/metrics", headers=node)).status_code == 403
+
+
+def test_a_node_knows_the_readers_whose_tokens_it_has() -> None:
+    tokens = [("trainer", "submit", "A"), ("elsewhere", "read", "B"), ("another-node", "node", "C")]
+    config = AuthConfig(
+        tokens=tuple(TokenConfig(name=n, role=r, env=e) for n, r, e in tokens),  # type: ignore[arg-type]
+        anonymous="read",
+    )
+    environ = {"A": "a" * 16, "C": "c" * 16, "POLAR_ADMIN_TOKEN": "d" * 16}
+    credentials = node_credentials(config, "n" * 16, environ)
+    known = {letter: credentials.who(letter * 16) for letter in "abcdn"}
+    assert {letter: actor.role for letter, actor in known.items() if actor} == {
+        "a": "submit",
+        "d": "admin",
+        "n": "node",
+    }
+    assert credentials.who(None) is None
+    with pytest.raises(UsageError, match="16 characters"):
+        node_credentials(config, "n" * 16, {"A": "short"})

@@ -11,7 +11,7 @@ import pytest
 from polar.contract.arrays import to_json
 from polar.contract.rollout import Claim, Delivery
 from polar.rollout import dispatch
-from polar.store import leases
+from polar.store import leases, nodes
 from tests.rollout.conftest import MakeWorld, World
 from tests.rollout.making import TOKENS, completion, result, task
 
@@ -239,6 +239,19 @@ async def test_workers_behind_one_port_are_one_node(world: World) -> None:
     for index in range(3):
         assert await world.claim(f"gw-{index}") == []
     assert len(await world.claim("alone")) == 1
+
+
+async def test_a_node_that_was_single_before_hides_none_of_its_workers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(nodes, "FIRST_SECONDS", -1.0)
+        await world.join("gw", gateway_url="http://gw:1", max_run_workers=4)
+    for index in range(2):
+        await world.join(f"gw-{index}", worker_of="gw", gateway_url=f"http://gw:1/workers/{index}", max_run_workers=4)
+    (whole,) = await world.get("/nodes")
+    told = [whole[name] for name in ("node_id", "workers", "gateway_url", "max_run_workers", "healthy")]
+    assert told == ["gw", 2, "http://gw:1", 8, True]
 
 
 async def test_a_node_that_makes_no_sense_is_refused(world: World) -> None:

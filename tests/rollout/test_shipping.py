@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from polar.contract.chat import Message
 from polar.contract.completion import Completion
@@ -206,6 +208,28 @@ async def test_at_an_address_without_a_rollout_server_nothing_is_refused_for_goo
         await Shipping(ship.journal, elsewhere, lambda *_: None).ship()
     await elsewhere.close()
     assert len(await ship.journal.unshipped(10)) == 2
+    await ship.shipping.ship()
+    assert [r.status for r in await ship.world.ledger.results()] == ["COMPLETED"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(413, "<html><h1>Request Entity Too Large</h1></html>"), (400, "[]"), (409, '{"error": 1}')],
+)
+async def test_what_a_proxy_refuses_is_not_refused_for_good(ship: Ship, status: int, body: str) -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", refuse)
+    await ship.begin()
+    await ship.end("t1-0", calls("t1-0"))
+    async with TestServer(app) as proxy:
+        between = HttpCoordinator(str(proxy.make_url("")), "n1", TOKENS["node"])
+        with pytest.raises(Unreachable, match=f"answered {status}: .*a proxy"):
+            await Shipping(ship.journal, between, lambda *_: None).ship()
+        await between.close()
+    assert await ship.journal.refused("t1-0", 1) == {}
     await ship.shipping.ship()
     assert [r.status for r in await ship.world.ledger.results()] == ["COMPLETED"]
 

@@ -14,7 +14,7 @@ import pytest
 from polar.rollout import tasks_api
 from tests.cli.making import environment, run
 from tests.rollout.conftest import MakeWorld, World
-from tests.rollout.making import TOKENS, task
+from tests.rollout.making import SHELL, TOKENS, task
 
 
 async def test_the_same_task_again_has_the_same_answer_and_runs_once(world: World) -> None:
@@ -37,16 +37,16 @@ async def test_another_body_under_the_same_id_is_refused(world: World) -> None:
 
 async def test_a_null_is_nothing_said(world: World) -> None:
     nulls = dict.fromkeys(("evaluator", "runtime", "callback_url", "early_stop_min_usable_sessions"))
-    agent = {"harness": "shell", "import_path": None, "model_name": None, "custom_shell": None}
+    agent = {**SHELL, "import_path": None, "model_name": None, "skills_path": None}
     await world.submit(task(agent=agent, **nulls))
     await world.submit(task())  # the same task, then
 
 
 async def test_a_null_in_settings_stays(world: World) -> None:
-    await world.submit(task(agent={"harness": "shell", "settings": {"seed": None}}, metadata={"x": None}))
+    await world.submit(task(agent={**SHELL, "settings": {"allow_no_model_call": None}}, metadata={"x": None}))
     stored = await world.ledger.task("t1")
     assert stored is not None
-    assert (stored.agent.settings, stored.metadata) == ({"seed": None}, {"x": None})
+    assert (stored.agent.settings, stored.metadata) == ({"allow_no_model_call": None}, {"x": None})
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -57,6 +57,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"task_id": "../x"}, "task_id"),
     ({"agent": {"harness": "nobody_knows"}}, "nobody_knows"),
     ({"agent": {"import_path": "os:system"}}, "not allowed"),
+    ({"agent": {"harness": "shell"}}, "custom_shell.command is empty"),
+    ({"agent": {**SHELL, "settings": {"reasoning": "high"}}}, "agent.settings.reasoning is not known to shell"),
+    ({"agent": {**SHELL, "skills_path": "skills"}}, "shell takes no skills"),
+    ({"agent": {"harness": "codex", "custom_shell": {"command": "true"}}}, "not with codex"),
+    ({"agent": {"harness": "pi", "settings": {"api": "soap"}}}, "'soap' is not known to pi"),
+    ({"agent": {"harness": "qwen_code", "mcp_servers": [{"name": "x"}]}}, "agent.mcp_servers[0]"),
+    ({"runtime": {"workdir": "relative"}}, "runtime.workdir 'relative' must be an absolute path"),
+    ({"runtime": {"workdir": "/etc"}}, "/etc, which is read-only"),
+    ({"runtime": {"cpus": 0}}, "runtime.cpus"),
     ({"builder": {"strategy": "no_such"}}, "no_such"),
     ({"evaluator": {"strategy": "mod:Class"}}, "not allowed"),
     ({"callback_url": "http://192.0.2.1/x"}, "callbacks.allow"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def walls(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 async def make_any(tmp_path: Path) -> AsyncIterator[MakeBox]:
     made: list[Box] = []
+    numbers = itertools.count()
 
     async def make(
         walls: str, spec: RuntimeSpec | None = None, *, mounts: tuple[Mount, ...] = (), limits: Limits | None = None
@@ -32,9 +34,10 @@ async def make_any(tmp_path: Path) -> AsyncIterator[MakeBox]:
         probe = await BubblewrapBackend().probe() if walls == "bubblewrap" and not made else None
         if probe and not probe.ok:
             pytest.skip(f"no bubblewrap here: {probe.detail}")
-        folder = tmp_path / f"sandbox-{len(made)}"
-        made.append(Box(await backend.create(spec or RuntimeSpec(), folder=folder, mounts=mounts), tmp_path / "logs"))
-        return made[-1]
+        folder = tmp_path / f"sandbox-{next(numbers)}"
+        box = Box(await backend.create(spec or RuntimeSpec(), folder=folder, mounts=mounts), tmp_path / "logs")
+        made.append(box)
+        return box
 
     yield make
     for box in made:

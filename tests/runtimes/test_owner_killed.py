@@ -79,7 +79,8 @@ async def test_a_first_process_that_hangs_takes_everybody_with_it(make_any, wall
     await (await make_any(walls)).runtime.close()
     before = set(psutil.Process().children(recursive=True))
     box = await make_any(walls)
-    [first] = {each for each in psutil.Process().children(recursive=True) if each.ppid() in {b.pid for b in before}}
+    new = set(psutil.Process().children(recursive=True)) - before
+    [first] = {each for each in new if "python" in each.name()}
     mark = f"polar-test-{uuid.uuid4().hex}"
     line = f"setsid sh -c 'sleep 300; : {mark}' & (setsid setsid sh -c 'sleep 300; : {mark}' &); sleep 300"
     running = asyncio.create_task(box.sh(line))
@@ -90,3 +91,14 @@ async def test_a_first_process_that_hangs_takes_everybody_with_it(make_any, wall
     await until(lambda: not processes_with(mark))
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family)
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_sandboxes_that_were_to_come_from_a_killed_process_start_all_the_same(make_any, walls):
+    await make_any(walls)
+    warm = next(each for each in psutil.Process().children() if any("supervisor" in part for part in each.cmdline()))
+    warm.suspend()
+    starting = [asyncio.create_task(make_any(walls)) for _ in range(3)]
+    await asyncio.sleep(0)  # each has asked it
+    warm.kill()
+    for box in await asyncio.gather(*starting):
+        assert (await box.sh("echo here")).out == "here\n"

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from polar.contract.rollout import AuditEntry
-from polar.store import Ledger, StoreConflict, events
+from polar.store import Ledger, SQLiteStore, StoreConflict, events, sqlite
 from tests.store import making
 from tests.store.postgres_server import Server
 
@@ -230,6 +230,55 @@ async def test_what_is_forgotten_is_gone_from_the_file_and_its_log(sqlite_store:
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["polar.db", "polar.db-shm", "polar.db-wal", "polar.db.lock"]
     assert not [name for name in files if b"secret" in (tmp_path / name).read_bytes()]
+
+
+class Wipes:
+    """Sees the log being emptied."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: float) -> None:
+        self.count = 0
+        self.one = asyncio.Event()
+        self._empty, self._loop = sqlite._empty_log, asyncio.get_running_loop()
+        monkeypatch.setattr(sqlite, "_empty_log", self.wipe)
+        monkeypatch.setattr(sqlite, "WIPE_AFTER", after)
+
+    def wipe(self, path: Path) -> None:
+        self._empty(path)
+        self.count += 1
+        self._loop.call_soon_threadsafe(self.one.set)
+
+
+async def _bare_with_secrets(store: Ledger, count: int) -> list[str]:
+    names = [f"bare-{index}" for index in range(count)]
+    for name in names:
+        await store.put_session(making.session(name, task_id=name, metadata={"long": "a secret" * 2000}))
+    return names
+
+
+async def test_a_session_that_is_forgotten_goes_from_the_log_a_moment_later(
+    sqlite_store: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in await _bare_with_secrets(sqlite_store, 2):
+        wipes = Wipes(monkeypatch, after=0.0)
+        await sqlite_store.forget_session(name)
+        async with asyncio.timeout(30):
+            await wipes.one.wait()
+        monkeypatch.undo()
+    assert not [path.name for path in tmp_path.iterdir() if b"secret" in path.read_bytes()]
+
+
+async def test_many_sessions_that_are_forgotten_cost_one_wipe_and_none_is_left_when_the_store_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wipes = Wipes(monkeypatch, after=3600.0)
+    store = SQLiteStore(tmp_path / "polar.db")
+    await store.open()
+    for name in await _bare_with_secrets(store, 10):
+        await store.forget_session(name)
+    assert wipes.count == 0
+    await store.close()
+    assert wipes.count == 1
+    assert not [path.name for path in tmp_path.iterdir() if b"secret" in path.read_bytes()]
 
 
 async def test_nodes_long_gone_are_forgotten(store: Ledger) -> None:

@@ -101,10 +101,11 @@ async def test_what_was_handed_over_is_forgotten_whether_it_ended_here_or_was_cu
     await journal.finish_session(making.session("ended", state="COMPLETED"), making.result("ended"))
     handed = [f"{name}-0" for name in ("ended", "cut", "held", "new")]
     await journal.shipped(handed)
-    assert await journal.forget_handed_over(100.0, {"held"}) == (1, 1, 1), "cut, with its task"
+    assert await journal.forget_handed_over(100.0, {"held"}, aside=True) == (1, 1, 1), "cut, with its task"
     await journal.delivered("ended", 1)
     await journal.set_aside({"aside-0": "too large"})
-    assert await journal.forget_handed_over(100.0, {"held"}) == (0, 2, 2), "ended, and what was set aside"
+    assert await journal.forget_handed_over(100.0, {"held"}, aside=False) == (0, 1, 1), "ended"
+    assert await journal.forget_handed_over(100.0, {"held"}, aside=True) == (0, 1, 1), "what was set aside"
     assert [s.session_id for s in await journal.sessions()] == ["kept", "held", "new"]
     assert [t.task_id for t in await journal.tasks()] == ["task"]
     # What has come since into the places of the forgotten is handed over as it should be.
@@ -112,6 +113,15 @@ async def test_what_was_handed_over_is_forgotten_whether_it_ended_here_or_was_cu
     await journal.put_completion(making.completion("aside", attempt=2))
     assert [c.completion_id for c in await journal.unshipped(10)] == ["kept-0", "aside-0"]
     assert (await journal.completions("held"))[0].tools == tools
+
+
+async def test_a_result_that_was_set_aside_is_kept_unless_it_may_go(journal: SQLiteJournal) -> None:
+    await journal.put_session(making.session())
+    await journal.finish_session(making.session(state="COMPLETED"), making.result())
+    await journal.set_result_aside("s", 1, "too large")
+    assert await journal.forget_handed_over(100.0, (), aside=False) == (0, 0, 0)
+    assert await journal.result("s", 1) is not None
+    assert await journal.forget_handed_over(100.0, (), aside=True) == (0, 1, 0)
 
 
 async def test_a_ledger_takes_what_a_journal_hands_over(journal: SQLiteJournal, store: Ledger) -> None:

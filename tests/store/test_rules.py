@@ -129,6 +129,16 @@ async def test_a_refused_finish_leaves_neither_state_nor_result(store: Store) ->
     assert await store.session("s") == making.session(attempt=2)
 
 
+async def test_a_session_that_must_be_there_is_not_made_by_its_end(store: Store) -> None:
+    ended = making.session(state="COMPLETED")
+    with pytest.raises(StoreConflict, match="forgotten"):
+        await store.finish_session(ended, making.result(), stored=True)
+    assert (await store.sessions(), await store.results()) == ([], [])
+    await store.put_session(making.session())
+    await store.finish_session(ended, making.result(), stored=True)
+    assert await store.session("s") == ended
+
+
 async def test_an_attempt_that_ended_without_a_result_gets_none_later(store: Store) -> None:
     ended = making.session(state="COMPLETED")
     await store.put_session(ended)

@@ -100,11 +100,12 @@ class ScriptedSGLang(ScriptedServer):
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        stream = body.get("stream", False)
         if probed := _answer_to_probe(body):
-            return await self._send(request, probed) if body.get("stream") else web.json_response(probed[0])
+            return await self._send(request, probed, stream=stream)
         prompt, settings = body["input_ids"], body["sampling_params"]
         if refused := _refused(prompt, settings, self.model.max_model_len):
-            return await self._send(request, [_error(400, refused)])
+            return await self._send(request, [_error(400, refused)], stream=stream)
         step = self.model.script.step(self.model.conversation(prompt, None))
         await asyncio.sleep(step.delay)
         if step.status is not None:
@@ -123,7 +124,8 @@ class ScriptedSGLang(ScriptedServer):
 
     async def _answer_stream(self, request: web.Request, plan: Plan, generation: Generation) -> web.StreamResponse:
         try:
-            response = await self._send(request, self._events(plan, generation))
+            stream = generation.request.get("stream", False)
+            response = await self._send(request, self._events(plan, generation), stream=stream)
         except (asyncio.CancelledError, ConnectionError):
             self.model.log.end(generation, "cancelled")
             raise
@@ -135,8 +137,12 @@ class ScriptedSGLang(ScriptedServer):
         return response
 
     async def _send(
-        self, request: web.Request, events: AsyncIterator[dict[str, Any]] | list[dict[str, Any]]
+        self, request: web.Request, events: AsyncIterator[dict[str, Any]] | list[dict[str, Any]], *, stream: bool
     ) -> web.StreamResponse:
+        if not stream:
+            told = [event async for event in _each(events)][-1]
+            status = told["error"]["code"] if "error" in told else 200
+            return web.json_response({key: told[key] for key in told if key not in self.stripped}, status=status)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         async for event in _each(events):
@@ -183,7 +189,7 @@ class ScriptedSGLang(ScriptedServer):
                 wait.cancel()
 
     def _event(self, plan: Plan, start: int, end: int, generation: Generation) -> dict[str, Any]:
-        begin = start if self.incremental else 0
+        begin = start if self.incremental and generation.request.get("stream") else 0
         bare = plan.step.logprobs == "omit" or plan.step.omit_token_ids
         pairs = None if bare else [[logprob_of(plan, k), plan.ids[k], None] for k in range(begin, end)]
         meta = {

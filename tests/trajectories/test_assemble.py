@@ -44,6 +44,14 @@ def test_the_trajectory_says_what_became_of_every_call() -> None:
     }
 
 
+def test_what_calls_asked_for_and_did_not_get_is_the_session_s_to_say() -> None:
+    asked = completion(0, [1], [2], metadata={"warnings": ["tool_choice was dropped"]})
+    again = following(asked, [3], [], outcome="aborted", metadata={"warnings": ["tool_choice was dropped", "n too"]})
+    misled = following(asked, [4], [5], 2, metadata={"logprobs_warning": "beware"})
+    trajectory = assemble([asked, again, misled], BuilderSpec())
+    assert trajectory.metadata["warnings"] == ["beware", "tool_choice was dropped", "n too"]
+
+
 def test_the_outcome_goes_to_main_and_not_to_the_title() -> None:
     trajectory = session()
     record_evaluation(trajectory, outcome_reward=1, evaluation={"passed": 3})

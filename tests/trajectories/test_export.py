@@ -12,9 +12,9 @@ import pytest
 from polar.contract.arrays import ids
 from polar.contract.chat import Image, Message, Text, Tool, ToolCall
 from polar.contract.errors import UsageError
-from polar.contract.result import SessionResult
+from polar.contract.result import SessionResult, Trace
 from polar.trajectories import parquet
-from polar.trajectories.export import export
+from polar.trajectories.export import Format, NoRows, export
 
 from .making import result, trace
 
@@ -145,6 +145,21 @@ def test_hf_is_a_folder_that_loads_by_its_name(tmp_path: Path) -> None:
 def test_no_rows_are_still_a_file_with_all_columns(tmp_path: Path) -> None:
     assert export([], tmp_path / "t.parquet", "parquet") == 0
     assert pq.read_table(tmp_path / "t.parquet").schema.equals(parquet.SCHEMA)
+    with pytest.raises(NoRows, match="there is no trace"):
+        export([], tmp_path / "new.parquet", "parquet", may_be_empty=False)
+    assert not (tmp_path / "new.parquet").exists()
+
+
+def test_no_row_is_said_with_its_reason(tmp_path: Path) -> None:
+    def why(*traces: Trace, to: Format = "jsonl", where: str | None = None) -> str:
+        with pytest.raises(NoRows) as caught:
+            export([result(*traces)], tmp_path / "t.jsonl", to, where, may_be_empty=False)
+        return str(caught.value)
+
+    unscored = [trace(role="main"), trace(role="main")]
+    assert why(*unscored, where="reward >= 1").endswith("reward is empty in all 2 traces")
+    assert "side call" in why(trace(role="auxiliary"), to="sft")
+    assert "holds for none of 2 traces" in why(*unscored, where='role == "subagent"')
 
 
 def test_row_groups_stay_small_so_that_no_run_must_fit_in_memory(

@@ -53,6 +53,12 @@ def test_the_header_has_fates_merge_factor_and_splits_in_words() -> None:
     assert "split at c9: moon phase (moon_phase)" in text
 
 
+def test_warnings_are_in_the_header() -> None:
+    warned = session()
+    warned.trajectory.metadata["warnings"] = ["tool_choice 'required' was dropped"]
+    assert "warning: tool_choice 'required' was dropped" in shown(warned)
+
+
 def test_each_reply_has_its_tokens_and_mean_logprob() -> None:
     text = shown(session())
     assert "assistant  [trained: 1 tokens, mean logprob -0.500]" in text

@@ -9,7 +9,6 @@ import secrets
 import shlex
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,12 +67,18 @@ def capture(
     store = open_store(str(folder / DATABASE))
     node = Node(made, store, folder, buffer_replies=buffer_replies, require_token_ids=required)
     code, body = uvloop.run(_capture(node, name, command, spec))
-    if sys.stderr.isatty():
-        calls = sum(body["completions"].values())
-        screen.err.print(f"polar: {calls} calls captured in {folder}")
     if report == "-":
         screen.err.print(json.dumps({"folder": str(folder), **body}, indent=2))
+    else:
+        for warning in body["warnings"]:
+            screen.err.print(f"polar: warning: {warning}")
+        calls, traces = sum(body["completions"].values()), body["traces"]
+        screen.err.print(f"polar: {_many(calls, 'call')}, {_many(traces, 'trace')} in {folder}")
     raise typer.Exit(code)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 async def _capture(node: Node, name: str, command: Sequence[str], builder: BuilderSpec) -> tuple[int, dict[str, Any]]:

@@ -19,7 +19,7 @@ import polar
 from polar.cli import options, screen
 from polar.contract.errors import PolarError
 from polar.engines import DEFAULT_MODEL
-from polar.engines.probing import probe
+from polar.engines.probing import probe, workers_at
 from polar.harnesses import by_name, names
 from polar.harnesses.install import install
 from polar.runtimes import backend
@@ -104,7 +104,20 @@ def _harnesses() -> Iterator[Check]:
 
 
 def _server(url: str, model: str | None) -> Iterator[Check]:
-    """What the server was seen to do, then what it can't give; last, whether it is of use."""
+    """A server, or the servers behind a router."""
+    try:
+        workers = asyncio.run(workers_at(url, api_key=os.environ.get("POLAR_ENGINE_API_KEY")))
+    except PolarError as error:
+        yield Check(f"engine {url}", False, str(error))
+        return
+    if workers:
+        yield Check(f"engine {url}", True, f"router with {len(workers)} worker(s), which are called without it")
+    for each in workers or [url]:
+        yield from _probed(each, model)
+
+
+def _probed(url: str, model: str | None) -> Iterator[Check]:
+    """What the server can't give; last, what it was seen to do, and whether it is of use."""
     try:
         found = asyncio.run(probe(url, model, api_key=os.environ.get("POLAR_ENGINE_API_KEY")))
     except PolarError as error:

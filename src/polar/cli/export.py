@@ -68,7 +68,7 @@ async def _export(
         return await stream_results(
             store,
             await results_so_far(store),
-            lambda results: export(results, target, to, where),
+            lambda results: export(results, target, to, where, may_be_empty=False),
             builder,
             allow_import=allow_import,
         )

@@ -22,6 +22,7 @@ from polar.contract.task import TaskRequest
 from polar.engines import make_engine
 from polar.gateway.lifecycle import Pools
 from polar.gateway.node import Node
+from polar.gateway.session_run import Parts
 from polar.gateway.tasks import make_parts, run_tasks
 from polar.results import DATABASE, require_writable, write_folder
 from polar.store import open_store
@@ -66,6 +67,7 @@ def run(
             progress=screen.err.print,
         ),
         folder=folder,
+        files={task.task_id: path for task, path in zip(requests, tasks, strict=True)},
         store=store,
         sandbox="none" if no_sandbox else "bubblewrap",
         allow_import=allow_import,
@@ -84,10 +86,12 @@ def run(
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run tasks into a folder. ``engine`` makes the engine when everything else is known to be right."""
+    """How to run tasks into a folder. ``engine`` makes the engine when everything else is known to be right;
+    ``files`` are those that tasks came from, by task id."""
 
     engine: Any
     folder: Path
+    files: dict[str, Path] = {}
     store: str | None = None
     sandbox: str = "bubblewrap"
     allow_import: bool = False
@@ -123,10 +127,7 @@ async def run_folder(requests: list[TaskRequest], settings: Settings) -> dict[st
         UsageError: something a task needs is not there; nothing was started.
     """
     folder = settings.folder
-    parts = [
-        (task, await make_parts(task, sandbox=settings.sandbox, allow_import=settings.allow_import))
-        for task in requests
-    ]
+    parts = [(task, await _parts(task, settings)) for task in requests]
     engine = await asyncio.to_thread(settings.engine)
     require_writable(folder)
     store = open_store(settings.store or str(folder / DATABASE))
@@ -145,3 +146,11 @@ async def run_folder(requests: list[TaskRequest], settings: Settings) -> dict[st
         return await write_folder(store, folder, allow_import=settings.allow_import)
     finally:
         await node.close()
+
+
+async def _parts(task: TaskRequest, settings: Settings) -> Parts:
+    try:
+        return await make_parts(task, sandbox=settings.sandbox, allow_import=settings.allow_import)
+    except UsageError as error:
+        file = settings.files.get(task.task_id)
+        raise error if file is None else UsageError(f"{file}: {error}") from None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -28,9 +29,26 @@ STAGES = {
 FOLDED = {"BUILDING": "POST_RUN", "EVALUATING": "POST_RUN"}
 _COLOURS = {"COMPLETED": "green", "ERROR": "red", "TIMEOUT": "yellow", "RUNNING": "cyan"}
 
+_WHOLE = 1_000_000
+
+
+class _Console(Console):
+    """Cuts and wraps nothing where no terminal is and ``COLUMNS`` names no width: programs read it there."""
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        found = super().size
+        whole = not self.is_terminal and "COLUMNS" not in os.environ
+        return ConsoleDimensions(_WHOLE, found.height) if whole else found
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self._width, self._height = new_size
+
+
 # What is printed may hold anything: brackets are not markup, and a line stays one line.
 err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-out = Console(highlight=False, markup=False)
+out = _Console(highlight=False, markup=False)
 
 
 class Progress:

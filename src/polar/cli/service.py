@@ -11,15 +11,20 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 import typer
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from polar.cli import options, screen
-from polar.client import RolloutClient
+from polar.client import RolloutClient, ServiceError
 from polar.config import load_task
 from polar.contract.arrays import to_json, to_plain
+from polar.contract.errors import UsageError
+from polar.contract.result import TERMINAL_STATES
+from polar.contract.rollout import NodeInfo
+from polar.contract.task import TaskRequest
 from polar.results import require_writable
 from polar.rollout.wire import WireTaskStatus
 
@@ -45,7 +50,7 @@ def submit(
 
     async def work(client: RolloutClient) -> list[WireTaskStatus]:
         for request in requests:
-            await client.submit(request)
+            await _submit(client, request)
         names = [request.task_id for request in requests]
         if wait:
             await _watch_tasks(client, names, quiet=as_json)
@@ -75,7 +80,10 @@ def status(
             return await client.get("/rollout/status")
         if watch:
             await _watch_tasks(client, [task_id], quiet=as_json)
-        return await client.status(task_id)
+        found = await client.status(task_id)
+        if found.status == "running" and (why := _nobody_takes(await client.nodes())):
+            screen.err.print(why)
+        return found
 
     found = _with_client(server, work)
     if isinstance(found, WireTaskStatus):
@@ -132,11 +140,35 @@ def drain(
     as_json: options.JSONOutput = False,
 ) -> None:
     """Let a node take no more sessions; what runs there ends there."""
-    node = _with_client(server, lambda client: client.drain(node_id))
+
+    async def work(client: RolloutClient) -> NodeInfo:
+        try:
+            return await client.drain(node_id)
+        except ServiceError as error:
+            if error.status != 404:
+                raise
+            names = ", ".join(node.node_id for node in await client.nodes())
+            raise UsageError(f"there is no node {node_id}: there {f'are {names}' if names else 'is none'}") from None
+
+    node = _with_client(server, work)
     if as_json:
         print(json.dumps(to_plain(node)))
     else:
-        screen.out.print(f"{node.node_id} drains: {node.sessions} sessions left")
+        screen.out.print(f"{node.node_id} drains: {node.sessions} sessions left; restart it to undo that")
+
+
+async def _submit(client: RolloutClient, request: TaskRequest) -> None:
+    """Hand it in, and say so if it was there before: then there is no run that just begins."""
+    try:
+        await client.status(request.task_id, results="none")
+        known = True
+    except ServiceError as error:
+        if error.status != 404:
+            raise
+        known = False
+    await client.submit(request)
+    if known:
+        screen.err.print(f"{request.task_id} was handed in before: nothing new was begun")
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------
@@ -151,19 +183,63 @@ def _with_client(server: str | None, work: Callable[[RolloutClient], Coroutine[A
 
 
 async def _watch_tasks(client: RolloutClient, names: list[str], *, quiet: bool) -> None:
-    """Progress until every task has ended."""
+    """Progress until every task has ended: live on a terminal, with a line for each session that fails; elsewhere
+    with a line for each that ends."""
     live = Live(console=screen.err, auto_refresh=False, transient=True)
     shown = screen.err.is_terminal and not quiet
+    ended: dict[str, int] = {}
+    told: set[str] = set()
+    why: str | None = None
     with live if shown else nullcontext():
         left = names
         while left:
             wait = REFRESH if len(names) == 1 else 0.0
             stati = [await client.status(name, results="none", wait=wait) for name in left]
             left = [each.task_id for each in stati if each.status == "running"]
+            for each in stati if not quiet else ():
+                if each.completed_sessions > ended.get(each.task_id, 0):
+                    ended[each.task_id] = each.completed_sessions
+                    await _say_ended(client, each.task_id, told, failed_only=shown)
             if shown:
                 live.update(await _tasks_table(client, names), refresh=True)
+            before, why = why, _nobody_takes(await client.nodes()) if left else None
+            if why and why != before:
+                screen.err.print(why)
             if left and len(names) > 1:
                 await asyncio.sleep(REFRESH)
+
+
+async def _say_ended(client: RolloutClient, task_id: str, told: set[str], *, failed_only: bool) -> None:
+    """A line for each session that has ended and was not told of before; ``told`` has those, and takes these."""
+    for each in (await client.get(f"/tasks/{task_id}/sessions"))["sessions"]:
+        name, state = each["session_id"], each["status"]
+        if state not in TERMINAL_STATES or name in told:
+            continue
+        told.add(name)
+        if state != "COMPLETED" or not failed_only:
+            screen.err.print(f"{name} {state}" + (f": {each['error']}" if each["error"] else ""))
+
+
+def _nobody_takes(nodes: list[NodeInfo]) -> str | None:
+    """Why no session begins, and what to do, if no node takes any."""
+    if any(node.healthy and not node.draining for node in nodes):
+        return None
+    away = [node.node_id for node in nodes if not node.healthy]
+    draining = [node.node_id for node in nodes if node.healthy]
+    reasons = []
+    if draining:
+        reasons.append(f"{_are(draining)} draining; restart {_them(draining)} to undo that")
+    if away:
+        reasons.append(f"{_are(away)} away; start {_them(away)} again")
+    return f"no node takes sessions: {'; '.join(reasons) or 'there is none; start one with polar serve'}"
+
+
+def _are(names: list[str]) -> str:
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
+
+
+def _them(names: list[str]) -> str:
+    return "it" if len(names) == 1 else "them"
 
 
 async def _tasks_table(client: RolloutClient, names: list[str]) -> Table:
@@ -202,9 +278,9 @@ def _print_statuses(statuses: list[WireTaskStatus], as_json: bool) -> None:
         table.add_column(column)
     for each in statuses:
         rewards = " ".join(_reward(result.trajectory.metadata) for result in each.results)
-        table.add_row(
-            each.task_id, each.status, f"{each.completed_sessions} of {each.total_sessions}", rewards or "-"
-        )
+        failed = Counter(result.status.lower() for result in each.results if result.status != "COMPLETED")
+        status = ", ".join([each.status, *(f"{n} {what}{'s' if n > 1 else ''}" for what, n in failed.items())])
+        table.add_row(each.task_id, status, f"{each.completed_sessions} of {each.total_sessions}", rewards or "-")
     screen.out.print(table)
 
 
@@ -257,12 +333,14 @@ def _print_service(found: dict[str, Any], as_json: bool) -> None:
 
 def _table_of_service(found: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
+    why = _nobody_takes(msgspec.convert(found["nodes"]["nodes"], list[NodeInfo]))
     pipeline, nodes = found["pipeline"], found["nodes"]
     lines = {
         "polar": found["service"]["polar"],
         "tasks": _counts(Counter(found["tasks"].values())),
         "sessions": _counts(pipeline["sessions"]),
         "nodes": f"{nodes['total']}, of which {nodes['healthy']} healthy, {nodes['draining']} draining",
+        **({"": why} if why else {}),
         **{f"callback of {each['task_id']}": each["error"] for each in pipeline["callbacks_failed"]},
     }
     for name, value in lines.items():

@@ -15,8 +15,8 @@ from rich.text import Text
 from polar.cli import options, screen
 from polar.contract.arrays import to_json
 from polar.contract.errors import UsageError
-from polar.contract.result import SessionResult
-from polar.results import database, open_folder, rebuild, results_so_far
+from polar.contract.result import TERMINAL_STATES, SessionResult
+from polar.results import cut_off, database, open_folder, rebuild, results_so_far
 from polar.store.base import Store
 from polar.trajectories.show import show_session
 
@@ -63,6 +63,8 @@ async def _show(path: Path, session: str | None, tokens: bool, allow_import: boo
         results = await results_so_far(store)
         if session is None and len(results) != 1:
             await _list(store, results, as_json)
+            if not as_json:
+                await _say_if_cut_off(store, path)
             return
         chosen = [result for result in results if session in (None, result.session_id)]
         if not chosen:
@@ -72,6 +74,7 @@ async def _show(path: Path, session: str | None, tokens: bool, allow_import: boo
             print(to_json(result).decode())
         else:
             screen.out.print(show_session(result, tokens))
+            await _say_if_cut_off(store, path)
     finally:
         await store.close()
 
@@ -100,6 +103,13 @@ async def _list(store: Store, results: list[SessionResult], as_json: bool) -> No
         )
     screen.out.print(table)
     screen.out.print("Name a session after the folder to see its trajectory.")
+
+
+async def _say_if_cut_off(store: Store, path: Path) -> None:
+    """The states of sessions are those of a moment: where nothing runs any more, they stay at that."""
+    running = [each for each in await store.sessions() if each.state not in TERMINAL_STATES]
+    if running and cut_off(path):
+        screen.out.print(f"Nothing runs here any more: polar run TASK.yaml --out {path} goes on where it stood.")
 
 
 def _why_not(names: list[str], session: str) -> str:

@@ -83,7 +83,9 @@ def _embedded(
     if mode == "chat":
         raise UsageError("the embedded engine takes token ids: leave out --mode chat")
     if url:
-        raise UsageError("the embedded engine has no URL: leave out --engine-url, or name --engine openai")
+        raise UsageError(
+            "the embedded engine has no URL: leave out --engine-url, or name --engine vllm, sglang or openai"
+        )
     from polar.engines.local import LocalEngine
 
     return LocalEngine(model or DEFAULT_MODEL, progress=progress)

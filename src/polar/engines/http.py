@@ -19,6 +19,7 @@ from polar.contract.errors import UsageError
 from polar.engines.base import EngineError
 from polar.engines.openai_errors import error_of_reply
 from polar.engines.openai_sse import EventReader
+from polar.engines.waits import Waits
 
 _CONNECT_SECONDS = 10.0
 _ASK_SECONDS = 30.0
@@ -30,7 +31,6 @@ _GATHER_SECONDS = 0.1
 """Between two looks at a stream. Each token by itself, through all that follows, costs several times what the same
 tokens cost together, and harnesses wait for whole replies."""
 
-_DIED = (aiohttp.ClientError, ConnectionError)
 _BROKEN = (aiohttp.ClientError, OSError, TimeoutError)
 _DIED_EARLY = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError)
 
@@ -83,7 +83,7 @@ class Answer:
                 while pieces[-1] and self._broken is None:
                     try:
                         pieces.append(await self._response.content.readany())
-                    except _DIED as error:
+                    except _BROKEN as error:
                         self._broken = error
         self._next_look = asyncio.get_running_loop().time() + _GATHER_SECONDS
         return b"".join(pieces)
@@ -112,6 +112,7 @@ class Upstream:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.waiting = 0
         """Calls that wait for a slot, where ``max_inflight`` is set."""
+        self.slot_waits = Waits()
         self._api_key = api_key
         self._slots = asyncio.Semaphore(max_inflight) if max_inflight else None
         self._session: aiohttp.ClientSession | None = None
@@ -143,7 +144,8 @@ class Upstream:
             return
         self.waiting += 1
         try:
-            await self._slots.acquire()
+            with self.slot_waits.timed():
+                await self._slots.acquire()
         finally:
             self.waiting -= 1
         try:

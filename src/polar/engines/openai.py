@@ -17,6 +17,8 @@ from polar.engines.openai_count import count_tokens
 from polar.engines.openai_models import ask_models
 from polar.engines.openai_reply import ReplyReader
 from polar.engines.openai_request import request_body
+from polar.engines.questions import Questions
+from polar.engines.waits import Waits
 
 _ROUTE = "/v1/chat/completions"
 _CHECK_SECONDS = 10.0
@@ -44,6 +46,7 @@ class OpenAIEngine:
         self._model = model
         self._require_token_ids = require_token_ids
         self._info: EngineInfo | None = None
+        self._ask_ids = True
 
     @property
     def info(self) -> EngineInfo:
@@ -56,8 +59,14 @@ class OpenAIEngine:
         """Calls that wait for a slot, where ``max_inflight`` is set."""
         return self._upstream.waiting
 
+    @property
+    def slot_waits(self) -> Waits:
+        """How long calls waited for a slot, where ``max_inflight`` is set."""
+        return self._upstream.slot_waits
+
     async def start(self) -> None:
-        """Ask the server what it serves.
+        """Ask the server what it serves; and one that is neither vLLM nor SGLang, by a call of one token, whether it
+        lets itself be asked for token ids.
 
         Raises:
             UsageError: nothing answers there, it is no such server, or it does not serve the model.
@@ -65,6 +74,8 @@ class OpenAIEngine:
         self._upstream.open()
         try:
             self._info = await ask_models(self._upstream, self._model)
+            if self._info.kind == "openai":
+                self._ask_ids = not await Questions(self._upstream, self._info).refuses_to_be_asked()
         except BaseException:
             await self.close()
             raise
@@ -92,7 +103,14 @@ class OpenAIEngine:
             EngineError: see ``ChatEngine``.
         """
         info = self.info
-        body = request_body(chat, kind=info.kind, model=info.model, context_length=info.context_length, stream=stream)
+        body = request_body(
+            chat,
+            kind=info.kind,
+            model=info.model,
+            context_length=info.context_length,
+            stream=stream,
+            ask_ids=self._ask_ids,
+        )
         headers = {"X-Request-Id": request_id, "X-Session-Id": affinity}
         endpoint = self._upstream.url + _ROUTE
         async with self._upstream.slot():

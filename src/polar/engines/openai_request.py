@@ -16,7 +16,9 @@ _RETURN_IDS: dict[str, dict[str, Any]] = {
 _RETURN_IDS_ELSEWHERE: dict[str, Any] = {"return_token_ids": True}
 
 
-def request_body(chat: Chat, *, kind: str, model: str, context_length: int, stream: bool) -> dict[str, Any]:
+def request_body(
+    chat: Chat, *, kind: str, model: str, context_length: int, stream: bool, ask_ids: bool = True
+) -> dict[str, Any]:
     """The JSON object for POST /v1/chat/completions.
 
     Args:
@@ -24,6 +26,7 @@ def request_body(chat: Chat, *, kind: str, model: str, context_length: int, stre
         model: the name the engine serves; the client's own may be any.
         context_length: tokens, 0 if unknown. A limit on the reply that is not below it is left out: the
             engine then stops where its context ends, which is what the client asked for.
+        ask_ids: whether token ids are asked for at all: some servers refuse a field that they don't know.
     """
     body: dict[str, Any] = {"model": model, "messages": [_message(m) for m in chat.messages]}
     if chat.tools:
@@ -38,7 +41,8 @@ def request_body(chat: Chat, *, kind: str, model: str, context_length: int, stre
     if context_length and body.get("max_tokens", 0) >= context_length:
         del body["max_tokens"]
     body.update(_OURS)
-    body.update(_RETURN_IDS.get(kind, _RETURN_IDS_ELSEWHERE))
+    if ask_ids:
+        body.update(_RETURN_IDS.get(kind, _RETURN_IDS_ELSEWHERE))
     body["stream"] = stream
     if stream:
         body["stream_options"] = {"include_usage": True}

@@ -2,8 +2,9 @@
 of one model that look like one engine.
 
 A session stays with its server, whose prefix cache knows it; a new one goes where the least is under way. A server
-that can't be reached is left out until it answers again. A call moves on to another server only as long as nothing of
-its reply has been seen. There is no queue here: a server's own ``max_inflight`` is the only one.
+that can't be reached is left out until it answers again. A call moves on to another server (from one that hangs, too)
+only as long as nothing of its reply has been seen. There is no queue here: a server's own ``max_inflight`` is the
+only one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -34,6 +35,7 @@ from polar.engines.base import (
     TokenEngine,
     close_now,
 )
+from polar.engines.waits import Waits
 
 log = logging.getLogger("polar.engines")
 
@@ -54,6 +56,8 @@ class MemberLoad(msgspec.Struct, frozen=True, kw_only=True):
     inflight: int
     waiting: int
     sessions: int
+    slot_waits: Waits | None = None
+    """How long calls waited for a slot, where the engine says so."""
 
 
 E = TypeVar("E", bound=Engine)
@@ -73,7 +77,12 @@ class _Member(Generic[E]):
     def load(self) -> MemberLoad:
         waiting: int = getattr(self.engine, "waiting", 0)
         return MemberLoad(
-            url=self.name, healthy=self.healthy, inflight=self.inflight, waiting=waiting, sessions=self.sessions
+            url=self.name,
+            healthy=self.healthy,
+            inflight=self.inflight,
+            waiting=waiting,
+            sessions=self.sessions,
+            slot_waits=getattr(self.engine, "slot_waits", None),
         )
 
 
@@ -108,7 +117,7 @@ class Pool(Generic[E]):
         self, engines: Sequence[E], *, probe_seconds: float = PROBE_SECONDS, idle_seconds: float = IDLE_SECONDS
     ) -> None:
         self.changed = asyncio.Condition()
-        """Notified whenever a server goes out or comes back."""
+        """Notified whenever a server goes out or comes back, joins or is let go."""
         self._members: list[_Member[E]] = []
         self.hold(engines)
         self._homes: OrderedDict[str, _Home[E]] = OrderedDict()
@@ -158,6 +167,28 @@ class Pool(Generic[E]):
         for member in self._members:
             await member.engine.close()
 
+    async def join(self, engine: E) -> None:
+        """Be this engine, too, which has been started.
+
+        Raises:
+            UsageError: it is no server of the same model.
+        """
+        self._info = _common([self.info, engine.info])
+        self._members.append(_Member(engine))
+        log.warning("engine %s has joined", self._members[-1].name)
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def let_go(self, listed: Collection[str]) -> None:
+        """Forget the servers that are out, have no call under way, and are not among the ``listed`` addresses."""
+        gone = [each for each in self._members if not (each.healthy or each.inflight or each.name in listed)]
+        self._members = [member for member in self._members if member not in gone]
+        for member in gone:
+            await member.engine.close()
+        if gone:
+            async with self.changed:
+                self.changed.notify_all()
+
     async def _calls(self, affinity: str, call: Callable[[E], AsyncIterator[C]]) -> AsyncGenerator[C, None]:
         """One call's chunks: from the session's server, or from another if that fails before the first token."""
         tried: list[_Member[E]] = []
@@ -168,7 +199,7 @@ class Pool(Generic[E]):
             member.inflight += 1
             chunks = call(member.engine)
             try:
-                async for chunk in chunks:
+                while (chunk := await (anext(chunks, None) if begun else self._first(chunks, tried))) is not None:
                     begun = begun or _seen(chunk)
                     yield chunk
                 return
@@ -180,6 +211,35 @@ class Pool(Generic[E]):
             finally:
                 member.inflight -= 1
                 await close_now(chunks)
+
+    async def _first(self, chunks: AsyncIterator[C], tried: Sequence[_Member[E]]) -> C | None:
+        """The next chunk of a call of which nothing has been seen; ``None``: there is none.
+
+        Raises:
+            EngineError: the call's own; or its server, the last of ``tried``, was found to hang (its connections stay
+                open, so that the call alone would wait for ever), and there is another.
+        """
+        step = asyncio.ensure_future(anext(chunks, None))
+        hopeless = asyncio.create_task(self._hopeless(tried))
+        try:
+            await asyncio.wait((step, hopeless), return_when=asyncio.FIRST_COMPLETED)
+            if step.done():
+                return step.result()
+            raise EngineError("unavailable", f"{tried[-1].name} does not answer")
+        finally:
+            step.cancel()
+            hopeless.cancel()
+            await asyncio.gather(step, hopeless, return_exceptions=True)
+
+    async def _hopeless(self, tried: Sequence[_Member[E]]) -> None:
+        """Until the last server of ``tried`` is out, and another one, that may be tried, is not."""
+
+        def found() -> bool:
+            left = [each for each in self._members if each.healthy and each not in tried]
+            return not tried[-1].healthy and bool(left) and len(tried) < MOST_TRIES
+
+        async with self.changed:
+            await self.changed.wait_for(found)
 
     # ---- which server ------------------------------------------------------------------------------------
 

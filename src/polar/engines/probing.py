@@ -8,6 +8,27 @@ from polar.engines.openai_models import ask_models
 from polar.engines.vllm_probing import probe_vllm
 
 
+async def workers_at(url: str, *, api_key: str | None = None) -> list[str]:
+    """The servers behind ``url``, where it is SGLang's router, to be probed one by one; none: it is a server itself.
+
+    Raises:
+        UsageError: nothing answers there, or the servers behind it can't be talked to one by one.
+    """
+    from polar.engines.sglang_server import KeyRefused, workers_behind
+
+    upstream = Upstream(url, api_key=api_key)
+    upstream.open()
+    try:
+        if (await ask_models(upstream, None)).kind != "vllm":
+            found = await workers_behind(url, api_key=api_key)
+            return [] if found == [upstream.url] else found
+    except KeyRefused:
+        pass  # it took the key before, and refuses paths that it doesn't know: no router
+    finally:
+        await upstream.close()
+    return []
+
+
 async def probe(url: str, model: str | None = None, *, api_key: str | None = None) -> Capabilities:
     """What the server at ``url`` can do with ``model`` (the first that it lists, by default).
 

@@ -25,6 +25,7 @@ SAME = 0.2
 CHAT = "/v1/chat/completions"
 _SECONDS = 120.0
 """A server's first call may take long, and a paused one does not answer at all."""
+_REFUSED = (400, 422)
 _NAMED = {"X-Request-Id": "polar-probe"}
 """So that a log tells the questions from the work."""
 
@@ -38,11 +39,7 @@ class Questions:
 
     async def chat_ids(self) -> bool:
         """A chat is answered with the ids of prompt and reply."""
-        asked = Chat("", (Message("user", "Hi"),), sampling=Sampling(max_tokens=1))
-        info = self._info
-        status, reply = await self._ask(
-            CHAT, request_body(asked, kind=info.kind, model=info.model, context_length=0, stream=False)
-        )
+        status, reply = await self._chat()
         try:
             reader = ReplyReader(self._upstream.url + CHAT, require_token_ids=True)
             reader.feed(reply)
@@ -50,6 +47,19 @@ class Questions:
         except EngineError:
             return False
         return status == 200
+
+    async def refuses_to_be_asked(self) -> bool:
+        """It answers a chat, but not one that asks for token ids."""
+        if (await self._chat())[0] not in _REFUSED:
+            return False
+        return (await self._chat(ask_ids=False))[0] == 200
+
+    async def _chat(self, *, ask_ids: bool = True) -> tuple[int, bytes]:
+        asked = Chat("", (Message("user", "Hi"),), sampling=Sampling(max_tokens=1))
+        kind, model = self._info.kind, self._info.model
+        return await self._ask(
+            CHAT, request_body(asked, kind=kind, model=model, context_length=0, stream=False, ask_ids=ask_ids)
+        )
 
     async def _json(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The JSON object that it answers; empty if it answers none."""

@@ -16,6 +16,10 @@ from polar.engines.http import Upstream
 T = TypeVar("T")
 
 
+class KeyRefused(UsageError):
+    """A route that the server has, or hides, is not for our key."""
+
+
 class WireModelInfo(msgspec.Struct):
     """GET /model_info. ``model_path`` changes with the weights, ``tokenizer_path`` stays."""
 
@@ -146,7 +150,7 @@ async def _first(upstream: Upstream, kind: type[T], *paths: str) -> T | None:
     for path in paths:
         status, body = await upstream.ask(path)
         if status in (401, 403):
-            raise UsageError(f"{upstream.url}{path} refused the API key ({status}): set POLAR_ENGINE_API_KEY")
+            raise KeyRefused(f"{upstream.url}{path} refused the API key ({status}): set POLAR_ENGINE_API_KEY")
         if status == 200:
             try:
                 return msgspec.json.decode(body, type=kind)

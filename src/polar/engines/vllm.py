@@ -83,5 +83,6 @@ class VLLMEngine(TokenServer):
         return await read_reply(self._upstream, chat, self.info.model, prompt_ids, ids, finish_reason)
 
     async def _asked(self, info: EngineInfo) -> EngineInfo:
+        info = replace(info, kind="vllm")  # whatever it calls itself: the user says so
         self.capabilities = await probe_vllm(self._upstream, info)
-        return replace(info, kind="vllm")
+        return info

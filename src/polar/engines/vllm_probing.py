@@ -135,7 +135,15 @@ class _Probe(Questions):
 
 
 def _shortcomings(found: Capabilities) -> list[Shortcoming]:
-    """In the order of how much they cost."""
+    """In the order of how much they cost. What is no vLLM has none of vLLM's flags."""
+    lines = _vllm_shortcomings(found)
+    if found.kind == "vllm":
+        return lines
+    fix = "serve it with vLLM or SGLang, and give their own address, not that of a proxy"
+    return [msgspec.structs.replace(line, fix=fix) for line in lines]
+
+
+def _vllm_shortcomings(found: Capabilities) -> list[Shortcoming]:
     lines = []
     if found.token_route is None:
         fix = "start vLLM >= 0.10.2 with --enable-scale-out, and point the URL past a router that strips ids"

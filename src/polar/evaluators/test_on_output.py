@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from polar.contract.errors import UsageError
+from polar.contract.misspelt import explained
 from polar.contract.runtime import Command, ExecResult, Runtime, RuntimeFailure
 from polar.contract.task import EvaluatorSpec
 from polar.evaluators.base import Evaluation, EvaluationFailed, FinishedSession
@@ -47,7 +48,7 @@ class TestOnOutput:
         try:
             self._config = msgspec.convert(spec.config, Config)
         except msgspec.ValidationError as error:
-            raise UsageError(f"evaluator.config of test_on_output: {error}") from None
+            raise UsageError(f"evaluator.config of test_on_output: {explained(error, Config)}") from None
         if not self._config.test_command.strip():
             raise UsageError("evaluator.config.test_command is empty: give the command that runs the tests")
         if self._config.timeout_seconds is not None and self._config.timeout_seconds <= 0:

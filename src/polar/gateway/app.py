@@ -28,6 +28,8 @@ from polar.gateway.exchange import ClientGone, Exchange, Receive, Scope, Send
 from polar.gateway.inference import InferenceControl
 from polar.gateway.pipeline import Pipeline, Request
 from polar.gateway.session import LiveSession
+from polar.guesses import Guesses
+from polar.logs import about
 
 log = logging.getLogger("polar.gateway")
 
@@ -72,6 +74,7 @@ class Gateway:
         limits: Limits = Limits(),
     ) -> None:
         self.pipeline = pipeline
+        self.guesses = Guesses("session key")
         self._limits = limits
         self._grace = grace
         self._buffer = buffer
@@ -111,8 +114,9 @@ class Gateway:
                 await exchange.respond(Response(200, b""))
                 return
             route, dialect, variables = self._route(scope["method"], path, exchange.headers)
-            session = self._session(key or exchange.key())
-            await self._act(exchange, session, route, dialect, exchange.query | variables)
+            session = self._session(key or exchange.key(), scope)
+            with about(**session.ids):
+                await self._act(exchange, session, route, dialect, exchange.query | variables)
         except CallError as error:
             await exchange.respond(dialect.error(error))
         except ClientGone:
@@ -131,9 +135,11 @@ class Gateway:
                 return route, dialect, {name: unquote(text) for name, text in match.groupdict().items() if text}
         raise CallError("not_found", f"Nothing is served at {method} {path}")
 
-    def _session(self, key: str | None) -> LiveSession:
+    def _session(self, key: str | None, scope: Scope) -> LiveSession:
         session = self._sessions.get(key or "")
         if session is None:
+            client = scope.get("client")
+            self.guesses.refused(client[0] if client else None)
             raise CallError("unauthorized", "Unknown API key: use the key of a running session")
         if session.closed:
             raise CallError("gone", "This session is over: its key takes no more calls")

@@ -22,6 +22,7 @@ from polar.contract.task import BuilderSpec
 from polar.gateway.node import Node
 from polar.gateway.provenance import provenance
 from polar.gateway.session import LiveSession, new_key
+from polar.gateway.session_log import about_session, log_begin, log_end
 from polar.store.base import SessionRecord, StoreConflict
 from polar.trajectories.assemble import assemble, record_evaluation
 
@@ -82,6 +83,7 @@ class Captures:
         await self._node.store.put_session(record)
         session = LiveSession(
             session_id=name,
+            task_id=record.task_id,
             pins=sampling,
             key=new_key(self._node.worker),
             require_token_ids=self._node.require_token_ids,
@@ -89,6 +91,7 @@ class Captures:
         )
         self._node.gateway.open(session)
         self._open[name] = session, record
+        log_begin(record)
         return session
 
     @property
@@ -119,22 +122,23 @@ class Captures:
         self._node.gateway.forget(session)
         return result
 
-    async def forget(self, session_id: str) -> None:
-        """End a session if it is open here, and drop all that was captured in it.
+    async def forget(self, session_id: str) -> int:
+        """End a session if it is open here, and drop all that was captured in it: so many calls.
 
         Raises:
             StoreConflict: it is of a task.
         """
         await self.close(session_id)
-        await self._node.store.forget_session(session_id)
+        return await self._node.store.forget_session(session_id)
 
     async def close_idle(self) -> None:
         """End the sessions that nobody has used for long."""
         now = time.monotonic()
-        for name, (session, _) in list(self._open.items()):
+        for name, (session, record) in list(self._open.items()):
             if not session.calls and now - session.used_at > self._idle_seconds:
-                log.warning("session %s: ended after %g s without a call", name, self._idle_seconds)
-                await self._close_or_tell(name)
+                with about_session(record):
+                    log.warning("session %s: ended after %g s without a call", name, self._idle_seconds)
+                    await self._close_or_tell(name)
 
     async def watch(self) -> None:
         """``close_idle`` now and then, until cancelled."""
@@ -189,11 +193,14 @@ class Captures:
         )
         ended = msgspec.structs.replace(record, state=status, updated_at=time.time(), error=error)
         try:
-            await store.finish_session(ended, result)
+            await store.finish_session(ended, result, stored=True)
         except StoreConflict:
             # It has ended already: by an earlier try that failed after it was kept, or as one of a lost node.
             kept = await store.result(record.session_id, record.attempt)
-            if kept is None:
+            if kept is not None:
+                return kept
+            if await store.session(record.session_id) is not None:
                 raise
-            return kept
+            # It was forgotten meanwhile, and stays so.
+        log_end(ended, result, ended.updated_at - record.created_at)
         return result

@@ -74,7 +74,7 @@ class Coordinator(Protocol):
 
         Raises:
             StoreConflict: refused for good: the attempt is over.
-            Refused: refused for good: it is not valid, or too large.
+            Refused: refused for good, by the server itself: it is not valid, or too large.
         """
         ...
 
@@ -194,9 +194,13 @@ def _encoded(delivery: Delivery) -> bytes:
 def _refused(url: str, status: int, answer: bytes) -> PolarError:
     try:
         detail = msgspec.json.decode(answer)["detail"]
-    except (msgspec.DecodeError, KeyError, TypeError):
-        detail = answer[:200].decode("utf-8", "replace")
-    line = f"{url} answered {status}: {detail}"
+    except (msgspec.DecodeError, KeyError, TypeError):  # not this server's word: a proxy's, or another program's
+        line = f"{url} answered {status}: {' '.join(answer[:200].decode('utf-8', 'replace').split())}"
+        if status in (400, 409, 413, 422):
+            most = LARGEST_DELIVERY >> 20
+            return Unreachable(f"{line}: a proxy before the rollout server must pass bodies of up to {most} MiB")
+    else:
+        line = f"{url} answered {status}: {detail}"
     if status == 409:
         return StoreConflict(line)
     if status in (401, 403):

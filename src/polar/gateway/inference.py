@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
+from polar.engines.waits import Waits
+
 log = logging.getLogger("polar.gateway")
 
 
@@ -51,6 +53,7 @@ class InferenceControl:
 
     def __init__(self) -> None:
         self.version: str | None = None
+        self.waits = Waits()
         self._inflight = 0
         self._waiting = 0
         self._paused = False
@@ -127,8 +130,9 @@ class InferenceControl:
     async def _enter(self) -> None:
         self._waiting += 1
         try:
-            while not self._open.is_set():
-                await self._open.wait()
+            with self.waits.timed():
+                while not self._open.is_set():
+                    await self._open.wait()
         finally:
             self._waiting -= 1
         self._inflight += 1

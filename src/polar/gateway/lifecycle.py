@@ -20,6 +20,8 @@ import msgspec
 
 from polar.contract.errors import PolarError
 from polar.contract.rollout import NodeLoad
+from polar.engines.waits import Waits
+from polar.gateway.session_log import about_session
 from polar.gateway.session_run import SessionRun
 from polar.store.base import StoreFailure
 
@@ -44,10 +46,15 @@ class Stages:
 
     def __init__(self, pools: Pools) -> None:
         self.pools = pools
-        self._init = _Places(pools.init)
-        self._ready = _Places(pools.ready)
-        self._run = _Places(pools.run)
-        self._post_run = _Places(pools.post_run)
+        self._init = Places(pools.init)
+        self._ready = Places(pools.ready)
+        self._run = Places(pools.run)
+        self._post_run = Places(pools.post_run)
+
+    @property
+    def places(self) -> dict[str, Places]:
+        """The places of each stage, by its name."""
+        return {"init": self._init, "ready": self._ready, "run": self._run, "post_run": self._post_run}
 
     def load(self) -> NodeLoad:
         """How many sessions wait for and are in each stage."""
@@ -69,13 +76,14 @@ class Stages:
         Raises:
             PolarError: the store can't keep it. What a session can't do ends as its result.
         """
-        try:
-            await run.guard(self._until_it_ran(run))
-            await run.ran()
-            async with self._post_run.one():
-                await run.finish()
-        finally:
-            await run.release()
+        with about_session(run.record):
+            try:
+                await run.guard(self._until_it_ran(run))
+                await run.ran()
+                async with self._post_run.one():
+                    await run.finish()
+            finally:
+                await run.release()
 
     async def _until_it_ran(self, run: SessionRun) -> None:
         async with self._init.one():
@@ -93,18 +101,20 @@ class Stages:
             self._run.give()
 
 
-class _Places:
-    """A semaphore that says how full it is."""
+class Places:
+    """A semaphore that says how full it is, how many wait for it, and how long they waited."""
 
     def __init__(self, places: int) -> None:
         self.waiting = 0
         self.taken = 0
+        self.waits = Waits()
         self._free = asyncio.Semaphore(places)
 
     async def take(self) -> None:
         self.waiting += 1
         try:
-            await self._free.acquire()
+            with self.waits.timed():
+                await self._free.acquire()
         finally:
             self.waiting -= 1
         self.taken += 1

@@ -245,6 +245,7 @@ class Pipeline:
             raise _call_error(error) from None
 
     async def _run(self, session: LiveSession, call: ModelCall, parsed: Call, request: Request) -> None:
+        ids = {**session.ids, "call_id": call.call_id}
         try:
             async with self.inference.admitted() as admission:
                 plain = await self._plain(session, parsed)
@@ -255,10 +256,10 @@ class Pipeline:
         except asyncio.CancelledError:
             call.end(CallError("gone", GIVEN_UP))
         except PolarError as error:
-            log.error("call %s of session %s: %s", call.call_id, session.session_id, error)
+            log.error("call %s of session %s: %s", call.call_id, session.session_id, error, extra=ids)
             call.end(CallError("internal", str(error)))
         except Exception as error:
-            log.exception("call %s of session %s failed", call.call_id, session.session_id)
+            log.exception("call %s of session %s failed", call.call_id, session.session_id, extra=ids)
             call.end(CallError("internal", f"{type(error).__name__}: {error}"))
 
     async def _plain(self, session: LiveSession, parsed: Call) -> PlainPrompt | None:

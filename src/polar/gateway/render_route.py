@@ -20,7 +20,7 @@ from polar.engines.base import EngineError, EngineInfo, RenderingEngine
 from polar.gateway.backends import Begun, Context, Ended, Event, Piece, fit, refuse_images
 from polar.gateway.constraints import heed
 from polar.gateway.continuing import Continuing
-from polar.rendering.offered import DROPPED, probes
+from polar.rendering.offered import DROPPED, MOST, probes
 from polar.rendering.plain import PlainText
 
 
@@ -89,6 +89,8 @@ class RenderRouteBackend:
                 offered, without = [await self.engine.render(probe) for probe in probes(chat)]
             except EngineError:
                 return None  # it may be another time
+            if len(self._loses_tools) >= MOST:
+                self._loses_tools.clear()
             self._loses_tools[digest] = np.array_equal(offered, without)
         return DROPPED if self._loses_tools[digest] else None
 

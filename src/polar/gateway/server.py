@@ -71,16 +71,7 @@ class GatewayServer:
         """
         gc.set_threshold(*_GC)
         _take_files()
-        listener = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((self._host, self._port))
-            listener.listen(2048)
-        except OSError as error:
-            listener.close()
-            raise UsageError(
-                f"Can't listen on {self._host}:{self._port} ({error.strerror}): another program has that address"
-            ) from None
+        listener = _listener(self._host, self._port)
         self._port = listener.getsockname()[1]
         await self.serve(listener, tls=self._tls)
 
@@ -122,6 +113,29 @@ class GatewayServer:
             app_state={},
             _loop=asyncio.get_running_loop(),
         )
+
+
+def require_free(host: str, port: int) -> None:
+    """See that nobody listens there.
+
+    Raises:
+        UsageError: the address can't be had.
+    """
+    _listener(host, port).close()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"Can't listen on {host}:{port} ({error.strerror}): another program has that address"
+        ) from None
+    return listener
 
 
 def _take_files() -> None:

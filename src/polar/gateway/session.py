@@ -33,6 +33,7 @@ class LiveSession:
     """
 
     session_id: str
+    task_id: str | None = None
     attempt: int = 1
     pins: Sampling = field(default_factory=Sampling)
     key: str = field(default_factory=new_key)
@@ -80,6 +81,12 @@ class LiveSession:
         if not changes:
             return chat
         return msgspec.structs.replace(chat, sampling=msgspec.structs.replace(asked, **changes))
+
+    @property
+    def ids(self) -> dict[str, str | int]:
+        """What log lines about it name."""
+        task = {} if self.task_id is None else {"task_id": self.task_id}
+        return {**task, "session_id": self.session_id, "attempt": self.attempt}
 
     def warn(self, line: str) -> None:
         """Log something that concerns all of the session, once."""

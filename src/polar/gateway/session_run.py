@@ -30,6 +30,7 @@ from polar.gateway import disk
 from polar.gateway.node import Node
 from polar.gateway.provenance import provenance
 from polar.gateway.session import LiveSession, new_key
+from polar.gateway.session_log import log_begin, log_end
 from polar.harnesses import standard_env
 from polar.harnesses.base import Endpoint, Harness, Installed, Plan
 from polar.harnesses.plans import last_words
@@ -115,6 +116,7 @@ class SessionRun:
         """A prepared runtime, a model endpoint that lives as long as the session, the harness's files."""
         await self._enter("INITIALIZING")
         self._started = time.time()
+        log_begin(self.record)
         with self._timed("init"):
             async with _Budget("INIT", self.task.timeout_seconds):
                 await self._prepare()
@@ -133,6 +135,7 @@ class SessionRun:
                 raise RuntimeFailure(f"prepare[{index}] {_ended(result)}: {last_words(result)}")
         self._live = LiveSession(
             session_id=self.record.session_id,
+            task_id=self.task.task_id,
             attempt=self.record.attempt,
             pins=self.task.sampling,
             key=new_key(self._node.worker),
@@ -297,12 +300,18 @@ class SessionRun:
         """What the commands of the session said, once everybody who reads it has: on a thread."""
         if self._node.redaction is None or self._output_redacted:
             return
-        self._output_redacted = True
+        done = True
         for path in [*self.folder.glob("*.stdout"), *self.folder.glob("*.stderr")]:
             try:
-                self._node.redaction.file(path)
-            except PolarError as error:
-                log.error("session %s: %s was removed: %s", self.record.session_id, path.name, error)
+                try:
+                    self._node.redaction.file(path)
+                except (OSError, PolarError) as error:
+                    path.unlink(missing_ok=True)
+                    log.error("session %s: %s was removed: %s", self.record.session_id, path.name, error)
+            except OSError as error:
+                done = False
+                log.error("session %s: %s is not redacted yet: %s", self.record.session_id, path.name, error)
+        self._output_redacted = done  # what is left is tried once more when the session lets go
 
     def _evaluation_record(self, evaluation: Evaluation) -> dict[str, Any]:
         return {
@@ -338,6 +347,7 @@ class SessionRun:
     async def _end(self, result: SessionResult) -> None:
         ended = msgspec.structs.replace(self.record, state=self.status, error=self.error, updated_at=time.time())
         await self._finish(ended, result)
+        log_end(ended, result, time.time() - self._started)
         self.record = ended
         await self.release()
         self._on_change(ended)
@@ -380,13 +390,15 @@ class SessionRun:
         runtime, self._runtime = self._runtime, None
         self._plan = None
         try:
-            if live is not None:
-                await self._node.gateway.close(live)
-                self._node.gateway.forget(live)
-            if listener is not None:
-                await self._node.server.release(listener)
-            if runtime is not None:
-                await runtime.close()
+            try:
+                if live is not None:
+                    await self._node.gateway.close(live)
+                    self._node.gateway.forget(live)
+                if listener is not None:
+                    await self._node.server.release(listener)
+                if runtime is not None:
+                    await runtime.close()
+            finally:
                 await asyncio.to_thread(self._redact_output)
         except (OSError, PolarError) as error:
             log.error("session %s: cleaning up: %s", self.record.session_id, error)

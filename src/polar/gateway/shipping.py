@@ -72,7 +72,7 @@ class Shipping:
                 elif (why := await self._offer([call])) is not None:
                     refused[call.completion_id] = why
         if refused:
-            log.error("session %s attempt %d: %s", *of, _lines(refused))
+            log.error("session %s attempt %d: %s", *of, _lines(refused), extra=_ids(calls[0]))
             await self._journal.set_aside(refused)
         await self._journal.shipped([call.completion_id for call in calls if call.completion_id not in refused])
 
@@ -92,10 +92,10 @@ class Shipping:
         try:
             await self._deliver(Delivery(session_id=of[0], attempt=of[1], result=told))
         except StoreConflict as error:  # the attempt is over: what came of it here is history
-            log.warning("session %s attempt %d: %s", *of, error)
+            log.warning("session %s attempt %d: %s", *of, error, extra=_ids(result))
         except Refused as error:
             why = f"the rollout server refused its result, which is in the journal of its node: {error}"
-            log.error("session %s attempt %d: %s", *of, why)
+            log.error("session %s attempt %d: %s", *of, why, extra=_ids(result))
             await self._tell_refused(_unreadable(result, why))
             await self._journal.set_result_aside(*of, str(error))
             return
@@ -105,7 +105,8 @@ class Shipping:
         try:
             await self._deliver(Delivery(session_id=result.session_id, attempt=result.attempt, result=result))
         except (StoreConflict, Refused) as error:  # its lease lapses, and the server ends it
-            log.error("session %s attempt %d: its end is refused, too: %s", result.session_id, result.attempt, error)
+            line = "session %s attempt %d: its end is refused, too: %s"
+            log.error(line, result.session_id, result.attempt, error, extra=_ids(result))
 
     async def _deliver(self, delivery: Delivery) -> None:
         try:
@@ -114,6 +115,11 @@ class Shipping:
             raise
         except UsageError as error:  # 404 and the like: there is no rollout server at this address now
             raise Unreachable(str(error)) from error
+
+
+def _ids(of: Completion | SessionResult) -> dict[str, object]:
+    """What a log line about its attempt names."""
+    return {"session_id": of.session_id, "attempt": of.attempt}
 
 
 def batches(calls: Sequence[Completion], most: int) -> list[list[Completion]]:

@@ -40,6 +40,7 @@ async def make_parts(task: TaskRequest, *, sandbox: str = "bubblewrap", allow_im
     evaluator = make_evaluator(task.evaluator, allow_import=allow_import)
     harness.plan(task.agent, task.instruction, _NOWHERE, installed)
     runtimes = backend(task.runtime.backend, sandbox=sandbox)
+    runtimes.check(task.runtime)
     probe = await runtimes.probe()
     if not probe.ok:
         raise UsageError(f"sandbox: {probe.detail}{f': {probe.fix}' if probe.fix else ''}")

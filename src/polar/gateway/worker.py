@@ -12,11 +12,12 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from polar.contract.errors import PolarError, UsageError
-from polar.contract.result import SessionResult
+from polar.contract.result import TERMINAL_STATES, SessionResult
 from polar.contract.rollout import (
     HEARTBEAT_SECONDS,
     Claim,
@@ -33,8 +34,10 @@ from polar.gateway import disk
 from polar.gateway.coordinator import Coordinator, Unreachable
 from polar.gateway.lifecycle import Stages
 from polar.gateway.node import Node
+from polar.gateway.session_log import about_session, log_end
 from polar.gateway.session_run import Parts, SessionRun, ended_before_it_began
 from polar.gateway.shipping import Shipping
+from polar.logs import about
 from polar.store.base import SessionRecord, StoreConflict, StoreFailure
 from polar.store.journal import Journal
 
@@ -89,6 +92,8 @@ class Worker:
         self._runs: dict[str, tuple[SessionRun, asyncio.Task[None]]] = {}
         self._owed: dict[str, int] = {}
         """Attempts with a result that has not been handed over yet: their leases must not lapse."""
+        self._leaving: set[tuple[str, int]] = set()
+        """Attempts whose end, or return, is on its way to the server."""
         self._cutting: set[asyncio.Task[None]] = set()
         self._claiming: asyncio.Task[None] | None = None
         self._parts: dict[str, Parts] = {}
@@ -101,11 +106,12 @@ class Worker:
     def held(self) -> list[Held]:
         """The session attempts that this node runs, is about to run, or has a result of that it still owes; and where
         they stand."""
-        records = [run.record for run, _ in self._runs.values()]
+        records = [run.record for run, _ in self._runs.values() if run.record.state not in TERMINAL_STATES]
         running = [Held(session_id=r.session_id, attempt=r.attempt, state=r.state) for r in records]
         coming = [each for name, each in self._coming.items() if name not in self._runs]
         running += [Held(session_id=c.session_id, attempt=c.attempt, state="REGISTERED") for c in coming]
-        owed = [each for each in self._owed.items() if each[0] not in self._runs]
+        names = {record.session_id for record in records}
+        owed = [each for each in self._owed.items() if each[0] not in names]
         return running + [Held(session_id=name, attempt=attempt, state="POST_RUN") for name, attempt in owed]
 
     async def work(self) -> None:
@@ -205,7 +211,8 @@ class Worker:
             if name not in self._runs and self._coming.get(name) is lease:
                 await self._begin(lease)
         except StoreFailure as error:
-            log.error("session %s can't be begun here: %s", name, error)
+            with about(task_id=lease.task_id, session_id=name, attempt=lease.attempt):
+                log.error("session %s can't be begun here: %s", name, error)
             self._ill_until = time.monotonic() + ILL_SECONDS
             await self._try(self._release(name, lease.attempt, str(error)))
         finally:
@@ -234,13 +241,15 @@ class Worker:
             await self._try(self._end_at_once(record, lease.task, str(error) or type(error).__name__))
             return
         except Exception as error:  # a class of the user's own may raise anything
-            log.exception("session %s can't be begun", record.session_id)
+            with about_session(record):
+                log.exception("session %s can't be begun", record.session_id)
             await self._try(self._end_at_once(record, lease.task, f"{type(error).__name__}: {error}"))
             return
         if self._coming.get(lease.session_id) is not lease:
             return  # meanwhile it was lost
         run = SessionRun(self._node, lease.task, record, parts, self._changed, self._finish)
-        task = asyncio.create_task(self._live(run))
+        with about_session(record):
+            task = asyncio.create_task(self._live(run))
         self._runs[record.session_id] = run, task
 
     async def _parts_of(self, task: TaskRequest) -> Parts:
@@ -253,17 +262,19 @@ class Worker:
     async def _end_at_once(self, record: SessionRecord, task: TaskRequest, error: str) -> None:
         ended, result = ended_before_it_began(record, task, self._node.kept_error(error), self.spec.node_id)
         await self._finish(ended, result)
+        log_end(ended, result, 0.0)
         self._changed(ended)
         self._to_ship.set()
 
     async def _finish(self, record: SessionRecord, result: SessionResult) -> None:
         """Into the journal, from where it is handed over; without one the store is the ledger itself."""
-        if self._journal is not None:
-            await self._journal.finish_session(record, result)
-            self._owed[record.session_id] = record.attempt
-        else:
-            delivery = Delivery(session_id=record.session_id, attempt=record.attempt, result=result)
-            await self._coordinator.deliver(delivery)
+        with self._letting_go(record.session_id, record.attempt):
+            if self._journal is not None:
+                await self._journal.finish_session(record, result)
+                self._owed[record.session_id] = record.attempt
+            else:
+                delivery = Delivery(session_id=record.session_id, attempt=record.attempt, result=result)
+                await self._coordinator.deliver(delivery)
 
     async def _live(self, run: SessionRun) -> None:
         try:
@@ -295,7 +306,17 @@ class Worker:
         """Hand it back; with an error, because this node could not go on with it."""
         if error is not None:
             error = " ".join(error.encode("utf-8", "replace").decode().split())[:1000]
-        await self._coordinator.release(Release(session_id=session_id, attempt=attempt, error=error))
+        with self._letting_go(session_id, attempt):
+            await self._coordinator.release(Release(session_id=session_id, attempt=attempt, error=error))
+
+    @contextmanager
+    def _letting_go(self, session_id: str, attempt: int) -> Iterator[None]:
+        """While the server is told: the answer to a heartbeat on its way may have no lease of it any more."""
+        self._leaving.add((session_id, attempt))
+        try:
+            yield
+        finally:
+            self._leaving.discard((session_id, attempt))
 
     def _changed(self, record: SessionRecord) -> None:
         self._room.set()
@@ -338,6 +359,7 @@ class Worker:
                 self._runs[name][0].stop(reason)
         now = self.held  # what has been handed over since the question is not lost
         lost = [each for each in told if each.session_id in reply.lost and _is_among(each, now)]
+        lost = [each for each in lost if not self._is_over(each)]
         if lost:
             names = ", ".join(each.session_id for each in lost)
             log.warning("lost the leases of %s: they are run elsewhere, or have ended", names)
@@ -354,6 +376,10 @@ class Worker:
         if reply.drain and not self.draining:
             log.info("draining: no more sessions are taken")
             self._stop_claiming()
+
+    def _is_over(self, one: Held) -> bool:
+        """It has ended here or is handed back: whether the server still wants it, its answer to that will say."""
+        return (one.session_id, one.attempt) in self._leaving or self._owed.get(one.session_id) == one.attempt
 
     # ---- handing over ------------------------------------------------------------------------------------
 

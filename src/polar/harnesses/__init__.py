@@ -5,7 +5,7 @@ from __future__ import annotations
 from polar.contract.errors import UsageError
 from polar.contract.task import AgentSpec
 from polar.harnesses import custom
-from polar.harnesses.base import Endpoint, Harness, Installed, Plan
+from polar.harnesses.base import BuiltIn, Endpoint, Harness, Installed, Plan
 from polar.harnesses.claude_code import ClaudeCode
 from polar.harnesses.codex import Codex
 from polar.harnesses.gemini_cli import GeminiCLI
@@ -17,9 +17,19 @@ from polar.harnesses.plans import standard_env
 from polar.harnesses.qwen_code import QwenCode
 from polar.harnesses.shell import Shell
 
-__all__ = ["Endpoint", "Harness", "Installed", "Plan", "by_name", "make_harness", "names", "standard_env"]
+__all__ = [
+    "Endpoint",
+    "Harness",
+    "Installed",
+    "Plan",
+    "by_name",
+    "check_agent_spec",
+    "make_harness",
+    "names",
+    "standard_env",
+]
 
-HARNESSES: dict[str, type[Harness]] = {
+HARNESSES: dict[str, type[BuiltIn]] = {
     "shell": Shell,
     "codex": Codex,
     "claude_code": ClaudeCode,
@@ -32,12 +42,15 @@ HARNESSES: dict[str, type[Harness]] = {
 }
 
 
+TWO = "agent has both harness and import_path: leave one out"
+
+
 def names() -> tuple[str, ...]:
     """Every harness that comes with Polar."""
     return tuple(HARNESSES)
 
 
-def by_name(name: str) -> Harness:
+def by_name(name: str) -> BuiltIn:
     """A harness that comes with Polar.
 
     Raises:
@@ -56,9 +69,26 @@ def make_harness(agent: AgentSpec, *, allow_import: bool = False) -> Harness:
         UsageError: none or two are named, or the one named is not known or not allowed.
     """
     if agent.harness is not None and agent.import_path is not None:
-        raise UsageError("agent has both harness and import_path: leave one out")
+        raise UsageError(TWO)
     if agent.import_path is not None:
         return custom.load(agent.import_path, allow_import=allow_import)
+    return _built_in(agent)
+
+
+def check_agent_spec(agent: AgentSpec) -> None:
+    """See that an agent spec fits its harness, without needing it to be installed here. Of one that is a class of the
+    task's own nothing is known.
+
+    Raises:
+        UsageError: it does not fit, or there is no such harness.
+    """
+    if agent.import_path is None:
+        _built_in(agent).check(agent)
+    elif agent.harness is not None:
+        raise UsageError(TWO)
+
+
+def _built_in(agent: AgentSpec) -> BuiltIn:
     if agent.harness is not None:
         return by_name(agent.harness)
     if agent.custom_shell is not None:

@@ -66,3 +66,15 @@ class Harness(Protocol):
         """Why this run failed, in one line, or ``None``. Exit codes alone are not trusted where the program
         is known to end with 0 on failure. Timeouts are not judged here."""
         ...
+
+
+class BuiltIn(Harness, Protocol):
+    """A harness that comes with Polar: what it can do is known where it is not installed, too."""
+
+    def check(self, agent: AgentSpec) -> Mapping[str, object]:
+        """The settings of an agent spec that fits this harness; nothing of this host is looked at.
+
+        Raises:
+            UsageError: it does not fit.
+        """
+        ...

@@ -51,8 +51,11 @@ class ClaudeCode:
     def find(self) -> Installed | None:
         return self.package.find()
 
+    def check(self, agent: AgentSpec) -> Mapping[str, object]:
+        return check_agent(agent, self.name, takes=["mcp_servers", "skills_path"])
+
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
-        check_agent(agent, self.name, takes=["mcp_servers", "skills_path"])
+        self.check(agent)
         files = {f"~/{INSTRUCTION_FILE}": instruction}
         line = [str(installed.executable), "-p", "--output-format", "stream-json", "--verbose"]
         line.append("--dangerously-skip-permissions")

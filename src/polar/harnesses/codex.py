@@ -4,6 +4,7 @@ provider is in its config. Its last event says whether the turn was completed.""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from polar.contract.runtime import Command, ExecResult
@@ -35,8 +36,11 @@ class Codex:
     def find(self) -> Installed | None:
         return self.package.find()
 
+    def check(self, agent: AgentSpec) -> Mapping[str, object]:
+        return check_agent(agent, self.name, settings=["reasoning_effort"], takes=["mcp_servers", "skills_path"])
+
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
-        settings = check_agent(agent, self.name, settings=["reasoning_effort"], takes=["mcp_servers", "skills_path"])
+        settings = self.check(agent)
         line = [str(installed.executable), "exec", "--json", "--skip-git-repo-check"]
         line += ["--dangerously-bypass-approvals-and-sandbox", "-"]
         tables = _config(endpoint)

@@ -37,8 +37,11 @@ class GeminiCLI:
     def find(self) -> Installed | None:
         return self.package.find()
 
+    def check(self, agent: AgentSpec) -> Mapping[str, object]:
+        return check_agent(agent, self.name, takes=["mcp_servers", "skills_path"])
+
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
-        check_agent(agent, self.name, takes=["mcp_servers", "skills_path"])
+        self.check(agent)
         line = [node(), str(installed.executable), "-m", endpoint.model, "--approval-mode", "yolo", "--skip-trust"]
         line += ["--output-format", "stream-json"]
         settings = _settings(endpoint)

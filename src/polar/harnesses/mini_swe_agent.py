@@ -4,6 +4,7 @@ command reads from its trajectory how it ended, and says so in its exit code and
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from polar.contract.runtime import Command, ExecResult
 from polar.contract.task import AgentSpec
@@ -45,8 +46,11 @@ class MiniSweAgent:
     def find(self) -> Installed | None:
         return self.package.find()
 
+    def check(self, agent: AgentSpec) -> Mapping[str, object]:
+        return check_agent(agent, self.name)
+
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
-        check_agent(agent, self.name)
+        self.check(agent)
         config = {"run": {"task": instruction}, "model": {"model_name": f"openai/{endpoint.model}"}}
         return Plan(
             Command(

@@ -4,6 +4,7 @@ of the API, but its events tell more."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from polar.contract.errors import UsageError
@@ -30,6 +31,7 @@ APIS = {
     "google": "/v1beta",
 }
 """Packages of the AI SDK, and the path that each wants in its base URL."""
+DEFAULT_API = "openai-compatible"
 
 
 class OpenCode:
@@ -43,11 +45,14 @@ class OpenCode:
     def find(self) -> Installed | None:
         return self.package.find()
 
-    def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
+    def check(self, agent: AgentSpec) -> Mapping[str, object]:
         settings = check_agent(agent, self.name, settings=["api"], takes=["mcp_servers", "skills_path"])
-        api = str(settings.get("api", "openai-compatible"))
-        if api not in APIS:
+        if (api := str(settings.get("api", DEFAULT_API))) not in APIS:
             raise UsageError(f"agent.settings.api {api!r} is not known to opencode: it has {', '.join(APIS)}")
+        return settings
+
+    def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
+        api = str(self.check(agent).get("api", DEFAULT_API))
         line = [str(installed.executable), "run", "-m", f"{PROVIDER}/{endpoint.model}", "--format", "json"]
         line += ["--title", "polar"]  # else the model is asked for one
         config = _config(api, endpoint)

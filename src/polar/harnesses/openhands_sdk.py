@@ -4,6 +4,7 @@ script says in its last line and its exit code how the conversation ended."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from polar.contract.runtime import Command, ExecResult
 from polar.contract.task import AgentSpec
@@ -27,6 +28,7 @@ IN_ORDER = frozenset({"finished", "stuck", "paused"})
 
 SCRIPT = f"""
 import json, os, sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from openhands.sdk import AgentContext, Conversation, LLM
@@ -68,8 +70,11 @@ class OpenHandsSDK:
     def find(self) -> Installed | None:
         return self.package.find()
 
+    def check(self, agent: AgentSpec) -> Mapping[str, object]:
+        return check_agent(agent, self.name, takes=["mcp_servers", "skills_path"])
+
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
-        check_agent(agent, self.name, takes=["mcp_servers", "skills_path"])
+        self.check(agent)
         llm = {
             "model": f"openai/{endpoint.model}",
             "base_url": f"{endpoint.url}/v1",

@@ -4,6 +4,7 @@ could not be reached, so that its events decide how it ended."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from polar.contract.errors import UsageError
@@ -21,6 +22,7 @@ BASE_PATHS = {
     "anthropic-messages": "",
     "google-generative-ai": "/v1beta",
 }
+DEFAULT_API = "openai-completions"
 WITHOUT_PARTIALS = """LC_ALL=C grep -a -v --line-buffered '^{"type":"message_update"'"""
 """Each piece of an answer comes with all of it so far: a long answer would be hundreds of megabytes of log."""
 TAIL = 64 << 20
@@ -38,10 +40,14 @@ class Pi:
     def find(self) -> Installed | None:
         return self.package.find()
 
-    def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
-        api = check_agent(agent, self.name, settings=["api"], takes=["skills_path"]).get("api", "openai-completions")
-        if api not in BASE_PATHS:
+    def check(self, agent: AgentSpec) -> Mapping[str, object]:
+        settings = check_agent(agent, self.name, settings=["api"], takes=["skills_path"])
+        if (api := str(settings.get("api", DEFAULT_API))) not in BASE_PATHS:
             raise UsageError(f"agent.settings.api {api!r} is not known to pi: it has {', '.join(BASE_PATHS)}")
+        return settings
+
+    def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
+        api = self.check(agent).get("api", DEFAULT_API)
         model = {
             "id": endpoint.model,
             "contextWindow": endpoint.context_length,

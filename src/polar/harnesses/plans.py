@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from polar.contract.errors import UsageError
+from polar.contract.misspelt import explained
 from polar.contract.runtime import ExecResult, Runtime
 from polar.contract.task import AgentSpec
 from polar.harnesses.base import Endpoint
@@ -53,6 +54,7 @@ def check_agent(
         raise UsageError(f"agent.settings.{unknown[0]} is not known to {name}: it has {', '.join(sorted(known))}")
     if agent.mcp_servers and "mcp_servers" not in takes:
         raise UsageError(f"agent.mcp_servers: {name} takes no MCP servers")
+    mcp_servers(agent)
     if agent.skills_path is not None and "skills_path" not in takes:
         raise UsageError(f"agent.skills_path: {name} takes no skills")
     if agent.custom_shell is not None and "custom_shell" not in takes:
@@ -72,7 +74,7 @@ def mcp_servers(agent: AgentSpec) -> list[McpServer]:
         try:
             server = msgspec.convert(given, McpServer)
         except msgspec.ValidationError as error:
-            raise UsageError(f"{where}: {error}") from None
+            raise UsageError(f"{where}: {explained(error, McpServer)}") from None
         if not re.fullmatch(r"[A-Za-z0-9_-]+", server.name) or server.name in servers:
             raise UsageError(f"{where}.name {server.name!r} must be letters, digits, _ and -, and used once")
         if (server.command is None) == (server.url is None):

@@ -34,8 +34,11 @@ class QwenCode:
     def find(self) -> Installed | None:
         return self.package.find()
 
+    def check(self, agent: AgentSpec) -> Mapping[str, object]:
+        return check_agent(agent, self.name, takes=["mcp_servers", "skills_path"])
+
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
-        check_agent(agent, self.name, takes=["mcp_servers", "skills_path"])
+        self.check(agent)
         line = [
             node(),
             str(installed.executable),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from polar.contract.errors import UsageError
@@ -24,11 +25,16 @@ class Shell:
     def find(self) -> Installed | None:
         return Installed("sh", Path("/bin/sh"))
 
-    def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
-        check_agent(agent, self.name, takes=["custom_shell"])
-        shell = agent.custom_shell
-        if shell is None or not shell.command.strip():
+    def check(self, agent: AgentSpec) -> Mapping[str, object]:
+        settings = check_agent(agent, self.name, takes=["custom_shell"])
+        if agent.custom_shell is None or not agent.custom_shell.command.strip():
             raise UsageError("agent.custom_shell.command is empty: give the command that runs the agent")
+        return settings
+
+    def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
+        self.check(agent)
+        assert agent.custom_shell is not None
+        shell = agent.custom_shell
         return Plan(Command(shell.command.replace(MARK, shlex.quote(instruction)), env=shell.env, cwd=shell.cwd))
 
     def judge(self, result: ExecResult) -> str | None:

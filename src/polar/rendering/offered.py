@@ -21,7 +21,8 @@ UNREAD = (
     "tool calls stay text: the model's template shows no form of them that is known here; give one that does by "
     "--tokenizer FOLDER (its chat_template.jinja)"
 )
-_MOST = 256  # sets of tools whose answer is remembered
+MOST = 256
+"""Sets of tools whose answer is remembered."""
 
 
 def probes(chat: Chat) -> tuple[Chat, Chat]:
@@ -49,7 +50,7 @@ class OfferedTools:
             return None
         written = self._written.get(digest)
         if written is None:
-            if len(self._written) >= _MOST:
+            if len(self._written) >= MOST:
                 self._written.clear()
             written = self._written[digest] = self._writes(chat)
         if not written:

@@ -119,11 +119,32 @@ def load_credentials(
         if not given:
             raise UsageError(f"auth.tokens: {each.name}: the environment variable {each.env} is not set")
         tokens.append((each.name, each.role, _long_enough(given, each.env)))
+    return Credentials(_all_apart(tokens), anonymous=config.anonymous, node_token=tokens[1][2]), files
+
+
+def node_credentials(config: AuthConfig, node_token: str, environ: Mapping[str, str]) -> Credentials:
+    """The credentials of a node that is apart from its server: the node token, by which the server is known, and for
+    its numbers ``POLAR_ADMIN_TOKEN`` and those of ``auth.tokens``, as far as they are set here, too: settings may be
+    shared with the server. None is made, and no further one is good for what the server asks of a node.
+
+    Raises:
+        UsageError: a token is too short or is there twice.
+    """
+    tokens: list[tuple[str, Role, str]] = [("rollout server", "node", node_token)]
+    readers = [("admin", "admin", ADMIN_ENV), *((each.name, each.role, each.env) for each in config.tokens)]
+    for name, role, variable in readers:
+        if role != "node" and (given := environ.get(variable)):
+            tokens.append((name, role, _long_enough(given, variable)))
+    return Credentials(_all_apart(tokens))
+
+
+def _all_apart(tokens: list[tuple[str, Role, str]]) -> list[tuple[str, Role, str]]:
+    """These, if no two have the same name or token."""
     for what in (0, 2):
         values = [entry[what] for entry in tokens]
         if len(set(values)) < len(values):
             raise UsageError(f"auth.tokens: two of them have the same {'name' if what == 0 else 'token'}")
-    return Credentials(tokens, anonymous=config.anonymous, node_token=tokens[1][2]), files
+    return tokens
 
 
 def kept_secret(path: Path) -> str:

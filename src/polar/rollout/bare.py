@@ -27,7 +27,7 @@ async def keep(ledger: Ledger, record: SessionRecord, delivery: Delivery) -> Non
     """What its node hands over of a bare session.
 
     Raises:
-        StoreConflict: it has ended otherwise.
+        StoreConflict: it has ended otherwise, or was forgotten.
         ValueError: the delivery is of something else.
     """
     for completion in delivery.completions:
@@ -74,4 +74,4 @@ async def _end(ledger: Ledger, record: SessionRecord, result: SessionResult) -> 
     ended = record
     if record.state not in TERMINAL_STATES:
         ended = msgspec.structs.replace(record, state=result.status, error=result.error, updated_at=time.time())
-    await ledger.finish_session(ended, result)
+    await ledger.finish_session(ended, result, stored=True)

@@ -40,8 +40,8 @@ class CaptureHost(Protocol):
         """Seal it: its key takes no more calls, its result is stored. Whether it was open here."""
         ...
 
-    async def forget(self, session_id: str) -> None:
-        """Seal it if it is open, and drop what its gateway keeps of it."""
+    async def forget(self, session_id: str) -> int:
+        """Seal it if it is open, and drop what its gateway keeps of it: so many calls."""
         ...
 
 
@@ -146,10 +146,12 @@ class Fleet:
         answer = await self._ask(node, "POST", f"/sessions/{session_id}/close")
         return bool(msgspec.json.decode(answer).get("closed"))
 
-    async def forget(self, session_id: str) -> None:
+    async def forget(self, session_id: str) -> int:
         node = await self._node_of(session_id)
-        if node is not None:
-            await self._ask(node, "DELETE", f"/sessions/{session_id}")
+        if node is None:
+            return 0
+        answer = await self._ask(node, "DELETE", f"/sessions/{session_id}")
+        return int(msgspec.json.decode(answer).get("messages_deleted", 0))
 
     async def _node_of(self, session_id: str) -> NodeInfo | None:
         """The node that has a bare session; ``None``: it is on none."""

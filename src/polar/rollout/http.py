@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from polar.contract.arrays import from_json
 from polar.contract.errors import NotAllowed, PolarError, UsageError
 from polar.contract.task import ID_PATTERN
+from polar.guesses import Guesses
 from polar.rollout.auth import Actor, Audit, Credentials, Role
 from polar.rollout.browsers import OwnNames
 from polar.rollout.dispatch import UnknownNode
@@ -188,11 +189,14 @@ class Route:
 class Endpoint:
     """Answers the requests of one route."""
 
-    def __init__(self, route: Route, credentials: Credentials, audit: Audit | None, own: OwnNames) -> None:
+    def __init__(
+        self, route: Route, credentials: Credentials, audit: Audit | None, own: OwnNames, guesses: Guesses
+    ) -> None:
         self._route = route
         self._credentials = credentials
         self._audit = audit
         self._own = own
+        self._guesses = guesses
 
     async def answer(self, request: Request) -> Response:
         """One request: its answer, or its error in the one shape that errors have."""
@@ -253,9 +257,12 @@ class Endpoint:
         if foreign is not None:
             status, why, actor = 401, foreign, None
         elif actor is None:
-            status, why = 401, "unknown credential: send a token of this server as 'Authorization: Bearer TOKEN'"
+            said = "no token" if token is None else "unknown credential"
+            status, why = 401, f"{said}: send a token of this server as 'Authorization: Bearer TOKEN'"
         else:
             status, why = 403, f"{actor.name} may {actor.role} here, but this needs a token of role {role}"
+        if actor is None:
+            self._guesses.refused(request.client.host if request.client else None)
         if self._audit is not None:
             await self._audit.refused(actor, self._route.name, self._subject(request), why)
         raise Refused(status, why)

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from polar.contract.result import SessionResult, SessionState
 from polar.contract.rollout import NodeInfo
+from polar.guesses import Guesses
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -21,11 +22,18 @@ _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _MERGED = (1, 1.5, 2, 3, 5, 8, 13, 21, 34, 55, 100)
 
 
+def count_guesses(registry: CollectorRegistry) -> Guesses:
+    """Guesses at tokens of the control plane, counted in this registry."""
+    counter = Counter("polar_unknown_tokens", "Requests with a token that is nobody's, or none.", registry=registry)
+    return Guesses("token", counter.inc)
+
+
 class Metrics:
     """The numbers of one server. Others (a gateway in the same process) may register theirs in ``registry``."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
+        self.guesses = count_guesses(self.registry)
         self._states = Gauge(
             "polar_sessions", "Sessions that have not ended, by state.", ["state"], registry=self.registry
         )
@@ -100,11 +108,7 @@ class Metrics:
         """Everything in Prometheus' text format, with how the ledger stands now."""
         for state in get_args(SessionState)[:-3]:
             self._states.labels(state).set(states.get(state, 0))
-        self._nodes.labels("healthy").set(sum(node.healthy for node in nodes))
+        self._nodes.labels("healthy").set(sum(node.healthy and not node.draining for node in nodes))
         self._nodes.labels("unhealthy").set(sum(not node.healthy for node in nodes))
         self._nodes.labels("draining").set(sum(node.draining for node in nodes))
-        return self.exposed()
-
-    def exposed(self) -> bytes:
-        """What was counted in this process, in Prometheus' text format."""
         return generate_latest(self.registry)

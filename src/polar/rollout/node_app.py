@@ -1,10 +1,12 @@
 """What a gateway node that is apart from its rollout server answers to that server, under the node credential: bare
-capture sessions and inference, the same routes as the server's own."""
+capture sessions and inference, the same routes as the server's own. Its numbers are for whoever may read: to watch a
+node nobody needs the credential that hands in results."""
 
 from __future__ import annotations
 
 import time
 
+from prometheus_client import CollectorRegistry, generate_latest
 from starlette.responses import Response
 
 from polar.contract.rollout import OpenSession
@@ -13,12 +15,14 @@ from polar.rollout.auth import Credentials
 from polar.rollout.hosting import CaptureHost, Inference
 from polar.rollout.http import Call, Route, reply
 from polar.rollout.inference_api import InferenceAPI
-from polar.rollout.metrics import CONTENT_TYPE, Metrics
+from polar.rollout.metrics import CONTENT_TYPE, count_guesses
 from polar.rollout.sessions_api import Closed, Forgotten, capture_routes
 
 
-def node_app(capture: CaptureHost, inference: Inference, metrics: Metrics, node_token: str) -> App:
-    """The ASGI app of a node's control plane."""
+def node_app(
+    capture: CaptureHost, inference: Inference, registry: CollectorRegistry, credentials: Credentials
+) -> App:
+    """The ASGI app of a node's control plane. ``registry`` has the node's numbers."""
     began = time.time()
 
     async def open_session(call: Call) -> Response:
@@ -30,19 +34,18 @@ def node_app(capture: CaptureHost, inference: Inference, metrics: Metrics, node_
 
     async def forget_session(call: Call) -> Response:
         name = call.id("session_id")
-        await capture.forget(name)
-        return reply(Forgotten(name))
+        return reply(Forgotten(name, await capture.forget(name)))
 
     async def health(call: Call) -> Response:
         return reply({"status": "ok", "since": began})
 
     async def numbers(call: Call) -> Response:
-        return Response(metrics.exposed(), headers={"content-type": CONTENT_TYPE})
+        return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE})
 
     routes = [
         *capture_routes(open_session, close_session, forget_session, "node"),
         *InferenceAPI(inference, "node").routes(),
         Route("GET", "/health", "health", None, health, "Is it there?"),
-        Route("GET", "/metrics", "metrics", "node", numbers, "Numbers.", answer="text/plain"),
+        Route("GET", "/metrics", "metrics", "read", numbers, "Numbers.", answer="text/plain"),
     ]
-    return app(routes, Credentials([("server", "node", node_token)]), None)
+    return app(routes, credentials, None, count_guesses(registry))

@@ -112,7 +112,7 @@ class RolloutServer:
             *AuditAPI(ledger).routes(),
             *WatchAPI(ledger, self.feed, self.metrics, lambda: openapi(self.routes)).routes(),
         ]
-        self.app: App = app(self.routes, credentials, Audit(ledger), OwnNames(urls))
+        self.app: App = app(self.routes, credentials, Audit(ledger), self.metrics.guesses, OwnNames(urls))
         self._loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

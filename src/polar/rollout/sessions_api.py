@@ -167,16 +167,16 @@ class SessionsAPI:
         """Here and on its gateway; one that has ended also where that is away: there its retention does it."""
         record = await self._bare(call.id("session_id"))
         name = record.session_id
-        calls = len(await self._ledger.completions(name))
+        there = 0
         if self._capture is not None:
             try:
-                await self._capture.forget(name)
+                there = await self._capture.forget(name)
             except Refused:
                 if record.state not in TERMINAL_STATES:
                     raise
-        await self._ledger.forget_session(name)
+        here = await self._ledger.forget_session(name)  # of the same calls, as far as they were handed over
         self._written()
-        return reply(Forgotten(name, calls))
+        return reply(Forgotten(name, max(there, here)))
 
     # ---- how ---------------------------------------------------------------------------------------------
 

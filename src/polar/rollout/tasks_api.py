@@ -19,7 +19,7 @@ from polar.config import parse_task
 from polar.contract.errors import NotAllowed, UsageError
 from polar.contract.task import TaskRequest
 from polar.evaluators import make_evaluator
-from polar.harnesses import make_harness
+from polar.harnesses import check_agent_spec
 from polar.results import stream_results
 from polar.rollout.dispatch import LONGEST_WAIT, Dispatch
 from polar.rollout.feed import Feed, within
@@ -247,5 +247,4 @@ def check_task(task: TaskRequest, *, allow_import: bool = False) -> None:
         make_builder(task.builder)
     if ":" not in task.evaluator.strategy:
         make_evaluator(task.evaluator)
-    if task.agent.import_path is None:
-        make_harness(task.agent)
+    check_agent_spec(task.agent)

@@ -102,6 +102,7 @@ def whole_nodes(found: Sequence[NodeInfo]) -> list[NodeInfo]:
 
 
 def _whole_node(name: str, infos: list[NodeInfo]) -> NodeInfo:
+    infos = [info for info in infos if info.worker_of] or infos  # it may have been single before
     first = infos[0]
     if not first.worker_of:
         return first

@@ -83,7 +83,7 @@ class WatchAPI:
                 },
                 "nodes": {
                     "total": len(nodes),
-                    "healthy": sum(node.healthy for node in nodes),
+                    "healthy": sum(node.healthy and not node.draining for node in nodes),
                     "draining": sum(node.draining for node in nodes),
                     "sessions": sum(node.sessions for node in nodes),
                     "nodes": nodes,

@@ -7,8 +7,17 @@ from polar.runtimes.base import Probe, RuntimeBackend
 from polar.runtimes.leftovers import remove_leftovers
 from polar.runtimes.local import BubblewrapBackend
 from polar.runtimes.process import ProcessBackend
+from polar.runtimes.sandbox import refuse_impossible
 
-__all__ = ["BubblewrapBackend", "Probe", "ProcessBackend", "RuntimeBackend", "backend", "remove_leftovers"]
+__all__ = [
+    "BubblewrapBackend",
+    "Probe",
+    "ProcessBackend",
+    "RuntimeBackend",
+    "backend",
+    "refuse_impossible",
+    "remove_leftovers",
+]
 
 SANDBOXES: dict[str, type[BubblewrapBackend] | type[ProcessBackend]] = {
     "bubblewrap": BubblewrapBackend,

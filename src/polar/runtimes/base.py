@@ -29,6 +29,14 @@ class RuntimeBackend(Protocol):
         """Try it, for real, on this host."""
         ...
 
+    def check(self, spec: RuntimeSpec) -> None:
+        """See that this backend could make such a sandbox, before any is made.
+
+        Raises:
+            UsageError: it could not; the message names the setting.
+        """
+        ...
+
     async def create(self, spec: RuntimeSpec, *, folder: Path, mounts: Sequence[Mount] = ()) -> Runtime:
         """A running sandbox whose files live under ``folder`` on the host. ``spec.prepare`` is run by the
         caller through ``exec``.

@@ -110,11 +110,23 @@ class Plan:
             if is_below(home, host) and host not in SYSTEM:
                 raise UsageError(f"{host} holds a user's home, which a sandbox must not show")
         for place in self.writable:
-            if place == "/" or not place.startswith("/") or os.path.normpath(place) != place:
-                raise UsageError(f"workdir {place!r} must be an absolute path below /, like /workspace")
-            for inside in (*self.read_only, *SYSTEM, "/proc", "/dev", "/run"):
-                if is_below(place, inside):
-                    raise UsageError(f"workdir {place!r} lies in {inside}, which is read-only: use /workspace")
+            check_place(place, self.read_only)
+
+
+def check_place(place: str, read_only: Sequence[str] = ()) -> None:
+    """Refuse a workspace that can't be there.
+
+    Args:
+        read_only: paths below which nothing can be put on this machine, beside those where nothing ever can.
+
+    Raises:
+        UsageError: it is no absolute path of its own, or lies in something read-only.
+    """
+    if place == "/" or not place.startswith("/") or os.path.normpath(place) != place:
+        raise UsageError(f"runtime.workdir {place!r} must be an absolute path below /, like /workspace")
+    for inside in (*read_only, *SYSTEM, "/etc", "/proc", "/dev", "/run"):
+        if is_below(place, inside):
+            raise UsageError(f"runtime.workdir {place!r} lies in {inside}, which is read-only: use /workspace")
 
 
 def is_below(path: str, folder: str) -> bool:

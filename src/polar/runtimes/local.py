@@ -76,6 +76,11 @@ class BubblewrapBackend:
         """
         return await self._make(spec, folder, tuple(mounts), port=None if spec.allow_internet else PORT)
 
+    def check(self, spec: RuntimeSpec) -> None:
+        """See that the spec asks for nothing that this backend hasn't."""
+        refuse_unsupported(spec)
+        _plan(spec, Path("/"), ()).check()
+
     async def _make(
         self, spec: RuntimeSpec, folder: Path, mounts: tuple[Mount, ...], *, port: int | None
     ) -> LocalRuntime:
@@ -84,12 +89,10 @@ class BubblewrapBackend:
         if bwrap is None:
             raise RuntimeFailure(f"{NOT_FOUND}: {INSTALL}")
         folder = absolute(folder)
-        workdir = spec.workdir or WORKDIR
-        writable = {"/tmp": folder / "tmp", HOME: folder / "home", workdir: folder / "workspace"}
-        plan = bubblewrap.Plan(folder / "root", writable, mounts, network=spec.allow_internet)
+        plan = _plan(spec, folder, mounts)
         plan.check()
         lock = await prepare_folder(folder)
-        place = Place(folder, lock, workdir, HOME, writable, read_only=plan.read_only)
+        place = Place(folder, lock, spec.workdir or WORKDIR, HOME, plan.writable, read_only=plan.read_only)
         try:
             await asyncio.to_thread(bubblewrap.fill_root, plan.root)
             inner = await Supervised.start(
@@ -106,6 +109,12 @@ class BubblewrapBackend:
             return await self._make(spec, target, mounts, port=None)
 
         return LocalRuntime(place, inner, env=_environment(spec), fork=fork)
+
+
+def _plan(spec: RuntimeSpec, folder: Path, mounts: tuple[Mount, ...]) -> bubblewrap.Plan:
+    workdir = spec.workdir or WORKDIR
+    writable = {"/tmp": folder / "tmp", HOME: folder / "home", workdir: folder / "workspace"}
+    return bubblewrap.Plan(folder / "root", writable, mounts, network=spec.allow_internet)
 
 
 def _environment(spec: RuntimeSpec) -> dict[str, str]:

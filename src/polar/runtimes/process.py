@@ -45,17 +45,21 @@ class ProcessBackend:
                 return Probe(False, str(error), "use Linux 5.3 or newer")
         return Probe(result.exit_code == 0, "plain processes: no isolation at all")
 
+    def check(self, spec: RuntimeSpec) -> None:
+        """See that the spec asks for no other root, network or place than the host's."""
+        refuse_unsupported(spec)
+        if spec.workdir is not None:
+            raise UsageError("runtime.workdir needs a sandbox: without one the workspace is a folder of the session")
+        if spec.network == "none":
+            raise UsageError("runtime.network none needs a sandbox: plain processes have the host's network")
+
     async def create(self, spec: RuntimeSpec, *, folder: Path, mounts: Sequence[Mount] = ()) -> LocalRuntime:
         """A session's folder under ``folder`` and a process that watches over its commands.
 
         Raises:
             UsageError: the spec asks for another root, network or place than the host's.
         """
-        refuse_unsupported(spec)
-        if spec.workdir is not None:
-            raise UsageError("runtime.workdir needs a sandbox: without one the workspace is a folder of the session")
-        if spec.network == "none":
-            raise UsageError("runtime.network none needs a sandbox: plain processes have the host's network")
+        self.check(spec)
         for mount in mounts:
             if mount.target not in (None, str(mount.source)):
                 raise UsageError(f"{mount.source} can't be shown as {mount.target} without a sandbox")

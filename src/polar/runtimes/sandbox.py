@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import math
 import os
 import posixpath
 import shutil
@@ -18,14 +19,14 @@ from pathlib import Path, PurePosixPath
 from polar.contract.errors import UsageError
 from polar.contract.runtime import Command, ExecResult, RuntimeFailure
 from polar.contract.task import RuntimeSpec
-from polar.runtimes import leftovers, tree
+from polar.runtimes import bubblewrap, leftovers, tree
 from polar.runtimes.supervised import Supervised
 
 LOOPBACK = "127.0.0.1,localhost,::1"
 
 
 def refuse_unsupported(spec: RuntimeSpec) -> None:
-    """Raise UsageError for what needs another backend."""
+    """Raise UsageError for what needs another backend, contradicts itself or is impossible."""
     if spec.backend != "local":
         raise UsageError(f"runtime backend {spec.backend!r} is not in this version: use local")
     if spec.image is not None:
@@ -36,8 +37,17 @@ def refuse_unsupported(spec: RuntimeSpec) -> None:
         raise UsageError("runtime.network is host and allow_internet is false: take one of them out")
     if spec.network == "none" and spec.allow_internet:
         raise UsageError("runtime.network is none and allow_internet is true: take one of them out")
-    if (spec.cpus is not None and spec.cpus <= 0) or (spec.memory_mb is not None and spec.memory_mb <= 0):
-        raise UsageError("runtime.cpus and runtime.memory_mb must be above 0")
+    refuse_impossible(spec)
+
+
+def refuse_impossible(spec: RuntimeSpec) -> None:
+    """Raise UsageError for what no machine could give, whatever its operator allows."""
+    if spec.cpus is not None and not 0 < spec.cpus < math.inf:
+        raise UsageError("runtime.cpus must be above 0")
+    if spec.memory_mb is not None and spec.memory_mb <= 0:
+        raise UsageError("runtime.memory_mb must be above 0")
+    if spec.workdir is not None:
+        bubblewrap.check_place(spec.workdir)
 
 
 def absolute(folder: Path) -> Path:

@@ -109,6 +109,27 @@ def _in_memory(request: dict[str, Any]) -> IO[bytes]:
 _warm = Warm()
 
 
+def _forked(want: dict[str, Any], log: Path) -> socket.socket:
+    """Our end of the socket of a new supervisor.
+
+    Raises:
+        RuntimeFailure: there can't be one.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    try:
+        with theirs:
+            _warm.fork(want, theirs, log)
+    except OSError as error:
+        ours.close()
+        raise RuntimeFailure(f"the sandbox can't be started: {error}") from error
+    return ours
+
+
+class _WithoutAWord(RuntimeFailure):
+    """A supervisor went before it had said anything: what it was to be forked from has died, most likely."""
+
+
 class Supervised:
     """A running supervisor."""
 
@@ -135,19 +156,20 @@ class Supervised:
             "cpus": choose_cpus(limits.cpus),
             "limits": {"processes": limits.processes, "memory": limits.memory or 0},
         }
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
         try:
-            with theirs:
-                _warm.fork(want, theirs, log)
-        except OSError as error:
-            ours.close()
-            raise RuntimeFailure(f"the sandbox can't be started: {error}") from error
-        new = cls(ours, limits, port)
+            return await cls._started(want, limits, port, log)
+        except _WithoutAWord:
+            return await cls._started(want, limits, port, log)
+
+    @classmethod
+    async def _started(cls, want: dict[str, Any], limits: Limits, port: int | None, log: Path) -> Supervised:
+        new = cls(_forked(want, log), limits, port)
         try:
             await new._ready()
         except BaseException as error:
             await new.kill()
+            if isinstance(error, ConnectionError) and not last_words(log):
+                raise _WithoutAWord("the sandbox did not start: no message") from error
             if isinstance(error, (ConnectionError, TimeoutError)):
                 raise RuntimeFailure(f"the sandbox did not start: {last_words(log) or 'no message'}") from error
             raise

@@ -10,8 +10,9 @@ which waits: for each sandbox it forks (``main``), and what it forked builds the
 (``supervise``). It keeps nothing of any sandbox, and ends when the gateway does.
 
 Behind walls, bubblewrap itself runs nothing but ``cat``, which ends when this process does. This one joins what they
-are in, but has a process namespace of its own there, and is the first in it: nobody inside can end it, whoever loses
-his parent comes to it, and what was bubblewrap's is not to be seen.
+are in, but has a process namespace of its own there, and is the first in it: no signal from inside ends it, whoever
+loses his parent comes to it, and what was bubblewrap's is not to be seen. (Whoever is inside can still starve it, by
+its limits: the sandbox then ends, and nothing else does.)
 
 Messages on the socket are one byte with file descriptors; what has more to say is ``marshal`` towards here, and lines
 of text from here:

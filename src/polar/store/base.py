@@ -104,12 +104,16 @@ class Store(Protocol):
         """A session's calls in order of ``seq``; of its newest attempt when none is named."""
         ...
 
-    async def finish_session(self, session: SessionRecord, result: SessionResult) -> None:
+    async def finish_session(self, session: SessionRecord, result: SessionResult, *, stored: bool = False) -> None:
         """A terminal state and its result, in one transaction. The result is kept without its traces, which
         are built afresh from the completions.
 
+        Args:
+            stored: the session must be there already, so that one that is forgotten meanwhile stays forgotten.
+
         Raises:
-            StoreConflict: the attempt is over and this is not the very result it ended with.
+            StoreConflict: the attempt is over and this is not the very result it ended with; or the session is
+                not there, but must be.
             ValueError: the state is not terminal, or session and result speak of different things.
         """
         ...

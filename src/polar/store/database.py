@@ -76,10 +76,11 @@ class DatabaseStore(ABC):
         row, shared = encode_completion(completion)
         await self._write(partial(rules.put_completion, completion=copy(completion), row=row, shared=shared))
 
-    async def finish_session(self, session: SessionRecord, result: SessionResult) -> None:
+    async def finish_session(self, session: SessionRecord, result: SessionResult, *, stored: bool = False) -> None:
         require_agreement(session, result)
         end = endings.ending(result)
-        await self._write(partial(endings.finish_session, session=copy(session), body=dumps(session), end=end))
+        finish = partial(endings.finish_session, session=copy(session), body=dumps(session), end=end, stored=stored)
+        await self._write(finish)
 
     async def task(self, task_id: str) -> TaskRequest | None:
         return await self._read(partial(queries.task, task_id=task_id))

@@ -32,8 +32,10 @@ def ending(result: SessionResult) -> Ending:
     return Ending(msgspec.structs.replace(result), encode_result(result), tokens_trained(result) > 0)
 
 
-def finish_session(db: Connection, session: SessionRecord, body: bytes, end: Ending) -> bool:
-    """The terminal state and the result, or neither; whether they are new."""
+def finish_session(db: Connection, session: SessionRecord, body: bytes, end: Ending, *, stored: bool) -> bool:
+    """The terminal state and the result, or neither; whether they are new. ``stored``: only of a session that is."""
+    if stored and sessions.find(db, session.session_id) is None:
+        raise StoreConflict(f"session {session.session_id} is not stored: it was forgotten")
     repeated = _is_repeated(db, end)
     if not repeated:
         _refuse_ended(db, session)

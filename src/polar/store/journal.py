@@ -46,8 +46,8 @@ class Journal(Store, Protocol):
         """This result was refused for good: it stays here, and is not handed over."""
         ...
 
-    async def forget_handed_over(self, before: float, held: Collection[str]) -> Purged:
+    async def forget_handed_over(self, before: float, held: Collection[str], *, aside: bool) -> Purged:
         """Forget sessions that have not moved since ``before``, none of ``held`` (ids), with all that was captured
-        and is handed over or set aside, whether they ended here or were cut off. The room in the file is used
-        again."""
+        and is handed over (``aside``: or set aside), whether they ended here or were cut off. The room in the file
+        is used again."""
         ...

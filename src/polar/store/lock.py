@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -55,6 +56,23 @@ class FileLock:
             self._path.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = None
+
+    def left_by_the_dead(self) -> bool:
+        """Whether a process of this machine was killed while it held the lock, and none has taken it since. Nothing
+        is locked to find out: whoever takes the lock meanwhile must get it."""
+        try:
+            said = re.fullmatch(r"process (\d+) on (.*)", self._path.read_text(errors="replace"))
+        except OSError:
+            return False
+        if said is None or said[2] != socket.gethostname():
+            return False
+        try:
+            os.kill(int(said[1]), 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return False
 
     def _is_ours(self, fd: int) -> bool:
         try:

@@ -22,9 +22,9 @@ def put_completion(db: Connection, completion: Completion, row: CompletionRow, s
         )
 
 
-def finish_session(db: Connection, session: SessionRecord, body: bytes, end: endings.Ending) -> None:
+def finish_session(db: Connection, session: SessionRecord, body: bytes, end: endings.Ending, *, stored: bool) -> None:
     """Keep the end of an attempt, to be handed over."""
-    if endings.finish_session(db, session, body, end):
+    if endings.finish_session(db, session, body, end, stored=stored):
         db.execute(
             "INSERT INTO undelivered (result) SELECT id FROM results WHERE session_id = ? AND attempt = ?",
             (session.session_id, session.attempt),

@@ -18,6 +18,10 @@ _RECENT = """(s.updated_at >= ?
     OR EXISTS (SELECT 1 FROM results r JOIN undelivered d ON d.result = r.id
         WHERE r.session_id = s.session_id AND d.refused IS NULL))"""
 
+# Has something that was set aside, and is nowhere else.
+_ASIDE = """(EXISTS (SELECT 1 FROM completions c JOIN unshipped u ON u.completion = c.id WHERE c.session = s.id)
+    OR EXISTS (SELECT 1 FROM results r JOIN undelivered d ON d.result = r.id WHERE r.session_id = s.session_id))"""
+
 _NEEDED = f"(s.{OPEN} OR {_RECENT})"
 
 _TASK_OVER = f"""EXISTS (SELECT 1 FROM sessions s WHERE s.task_id = t.task_id)
@@ -74,15 +78,17 @@ def forget_session(db: Connection, session_id: str) -> int:
     return _forget(db, row[0], session_id)
 
 
-def handed_over(db: Connection, before: float) -> list[str]:
-    """Sessions of a journal that have not moved since ``before``, ended or not, with nothing left to hand over."""
-    rows = db.execute(f"SELECT s.session_id FROM sessions s WHERE NOT {_RECENT} ORDER BY s.id", (before,)).fetchall()
+def handed_over(db: Connection, before: float, aside: bool) -> list[str]:
+    """Sessions of a journal that have not moved since ``before``, ended or not, with nothing left to hand over.
+    ``aside``: also those with something that was set aside."""
+    over = f"SELECT s.session_id FROM sessions s WHERE {_handed_over(aside)} ORDER BY s.id"
+    rows = db.execute(over, (before,)).fetchall()
     return [session_id for (session_id,) in rows]
 
 
-def forget_handed_over(db: Connection, session_id: str, before: float) -> Purged:
+def forget_handed_over(db: Connection, session_id: str, before: float, aside: bool) -> Purged:
     """Drop a session of a journal, if it still may go, and its task with the last of its sessions."""
-    over = f"SELECT s.id, s.task_id FROM sessions s WHERE s.session_id = ? AND NOT {_RECENT}"
+    over = f"SELECT s.id, s.task_id FROM sessions s WHERE s.session_id = ? AND {_handed_over(aside)}"
     row = db.execute(over, (session_id, before)).fetchone()
     if row is None:
         return NOTHING
@@ -93,6 +99,10 @@ def forget_handed_over(db: Connection, session_id: str, before: float) -> Purged
         (task_id,),
     ).rowcount
     return Purged(tasks, 1, completions)
+
+
+def _handed_over(aside: bool) -> str:
+    return f"NOT {_RECENT}" if aside else f"NOT {_RECENT} AND NOT {_ASIDE}"
 
 
 def _forget(db: Connection, key: int, session_id: str) -> int:

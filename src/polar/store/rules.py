@@ -24,9 +24,15 @@ def put_task(db: Connection, task: TaskRequest, body: bytes) -> bool:
     if stored is None:
         db.execute("INSERT INTO tasks (task_id, body) VALUES (?, ?)", (task.task_id, body))
         return True
-    if stored[0] != body and loads(stored[0], TaskRequest) != loads(body, TaskRequest):
-        raise StoreConflict(f"task {task.task_id} exists with another body: choose another task_id")
+    if stored[0] != body and (differ := _differences(loads(stored[0], TaskRequest), loads(body, TaskRequest))):
+        what = f"task {task.task_id} exists with another body ({', '.join(differ)})"
+        raise StoreConflict(f"{what}: choose another task_id")
     return False
+
+
+def _differences(one: TaskRequest, other: TaskRequest) -> list[str]:
+    """The fields that differ."""
+    return [name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)]
 
 
 def put_session(db: Connection, session: SessionRecord, body: bytes) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +30,15 @@ from polar.store.lock import FileLock
 from polar.store.migrations import check, migrate
 from polar.store.writer import GroupWriter
 
+log = logging.getLogger("polar.store")
+
 BUSY_SECONDS = 10.0
 """How long to wait for another program (a backup, the sqlite3 shell) that holds the file."""
 WIPE_SECONDS = 1.0
 """How long to wait for readers to let go of the log, when what was forgotten shall be gone from it, too: meanwhile
 nobody can write. If they don't, it goes the next time."""
+WIPE_AFTER = 1.0
+"""Seconds after a session was forgotten until it goes from the log: one wipe for all that are forgotten meanwhile."""
 
 
 class SQLiteStore(DatabaseStore):
@@ -45,6 +50,9 @@ class SQLiteStore(DatabaseStore):
         self._lock = FileLock(self.path)
         self._reads: sqlite3.Connection | None = None
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="polar-store-reader")
+        self._unwiped = False
+        self._wiping: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
 
     async def open(self) -> None:
         """Create or migrate the database; with ``read_only``, only see that it can be read."""
@@ -55,6 +63,9 @@ class SQLiteStore(DatabaseStore):
 
     async def close(self) -> None:
         """Finish what is queued, then let go. Safe to call twice."""
+        self._closing.set()
+        if self._wiping is not None:
+            await self._wiping
         writer, self._writer = self._writer, None
         reads, self._reads = self._reads, None
         if reads is not None:
@@ -72,8 +83,20 @@ class SQLiteStore(DatabaseStore):
 
     async def forget_session(self, session_id: str) -> int:
         calls = await super().forget_session(session_id)
-        await self._wipe()
+        self._unwiped = True
+        if self._wiping is None or self._wiping.done():
+            self._wiping = asyncio.create_task(self._wipe_soon())
         return calls
+
+    async def _wipe_soon(self) -> None:
+        while self._unwiped:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), WIPE_AFTER)
+            self._unwiped = False
+            try:
+                await self._wipe()
+            except StoreFailure as error:
+                log.error("what was forgotten is still in the log of the store: %s", error)
 
     async def _wipe(self) -> None:
         """Bring what was deleted to the file, where it is overwritten, and empty the log, which still has it."""
@@ -117,10 +140,11 @@ class SQLiteJournal(SQLiteStore):
         row, shared = encode_completion(completion)
         await self._write(partial(outbox.put_completion, completion=copy(completion), row=row, shared=shared))
 
-    async def finish_session(self, session: SessionRecord, result: SessionResult) -> None:
+    async def finish_session(self, session: SessionRecord, result: SessionResult, *, stored: bool = False) -> None:
         require_agreement(session, result)
         end = endings.ending(result)
-        await self._write(partial(outbox.finish_session, session=copy(session), body=dumps(session), end=end))
+        finish = partial(outbox.finish_session, session=copy(session), body=dumps(session), end=end, stored=stored)
+        await self._write(finish)
 
     async def unshipped(self, limit: int) -> list[Completion]:
         return await self._read(partial(queries.unshipped, limit=limit))
@@ -140,11 +164,11 @@ class SQLiteJournal(SQLiteStore):
     async def delivered(self, session_id: str, attempt: int) -> None:
         await self._write(partial(outbox.delivered, session_id=session_id, attempt=attempt))
 
-    async def forget_handed_over(self, before: float, held: Collection[str]) -> Purged:
+    async def forget_handed_over(self, before: float, held: Collection[str], *, aside: bool) -> Purged:
         purged = []
-        for session_id in await self._read(partial(retention.handed_over, before=before)):
+        for session_id in await self._read(partial(retention.handed_over, before=before, aside=aside)):
             if session_id not in held:
-                forget = partial(retention.forget_handed_over, session_id=session_id, before=before)
+                forget = partial(retention.forget_handed_over, session_id=session_id, before=before, aside=aside)
                 purged.append(await self._write(forget))
         await self._write(partial(retention.tidy, before=before))
         await self._wipe()

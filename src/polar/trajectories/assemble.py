@@ -30,7 +30,7 @@ def assemble(
     """The trajectory of one session attempt, without rewards.
 
     ``metadata["merge_factor"]`` is how many trained completions a trace has on average (0.0 without traces);
-    ``metadata["warnings"]`` are lines on what would mislead a trainer.
+    ``metadata["warnings"]`` are lines on what would mislead a trainer, and on what calls asked for and did not get.
 
     Args:
         policy_version: the task's ``metadata.policy_version``, from which the staleness of traces counts.
@@ -95,9 +95,11 @@ def record_evaluation(
 
 
 def _warnings(completions: Sequence[Completion]) -> list[str]:
-    """What the calls that may be trained say of their logprobs and weight versions, each line once."""
+    """What the calls that may be trained say of their logprobs and weight versions, and then what any call asked for
+    and did not get; each line once."""
     trainable = [completion.metadata for completion in completions if is_trainable(completion)]
-    lines = (m.get(name) for name in ("logprobs_warning", "weight_version_warning") for m in trainable)
+    lines = [m.get(name) for name in ("logprobs_warning", "weight_version_warning") for m in trainable]
+    lines += [line for completion in completions for line in completion.metadata.get("warnings", ())]
     return list(dict.fromkeys(line for line in lines if line))
 
 

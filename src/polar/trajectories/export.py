@@ -6,7 +6,9 @@ written under another name and renamed when it is whole: a reader sees all of it
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,37 +16,79 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from polar.contract.arrays import to_json
-from polar.contract.errors import UsageError
+from polar.contract.errors import PolarError, UsageError
 from polar.contract.result import SessionResult, Trace
 from polar.trajectories.chatform import chat_messages, chat_tools
 from polar.trajectories.parquet import write_parquet
-from polar.trajectories.rows import ARRAY_COLUMNS, nested, rows
+from polar.trajectories.rows import ARRAY_COLUMNS, PLAIN_COLUMNS, nested, rows
 from polar.trajectories.where import compile_where
 
 Format = Literal["parquet", "jsonl", "sft", "hf"]
-Rows = Iterable[tuple[dict[str, Any], Trace]]
+Rows = Iterator[tuple[dict[str, Any], Trace]]
 
 
-def export(results: Iterable[SessionResult], path: Path, to: Format, where: str | None = None) -> int:
+class NoRows(PolarError):
+    """There is nothing to write, and the message says why. No file was written; one that is there is as it was."""
+
+
+def export(
+    results: Iterable[SessionResult], path: Path, to: Format, where: str | None = None, *, may_be_empty: bool = True
+) -> int:
     """Write the traces of these results, one row each.
 
     Args:
         path: a file; for ``hf`` a folder, which must not be there yet.
         to: ``sft`` takes the ``main`` traces only.
         where: keep the rows for which it holds (see ``polar.trajectories.where``).
+        may_be_empty: whether a file without rows is of use.
 
     Returns:
         How many rows were written.
 
     Raises:
         UsageError: a bad ``where``, an unknown format, or a folder that is already there.
+        NoRows: there is none, and a file without rows is of no use.
     """
     if to not in _WRITERS:
         raise UsageError(f"unknown format {to!r}: use {', '.join(_WRITERS)}")
     keep = compile_where(where) if where else None
-    chosen = ((plain, trace) for plain, trace in rows(results) if keep is None or keep(plain))
+    seen = _Seen()
+    chosen: Rows = ((plain, trace) for plain, trace in seen.of(rows(results)) if keep is None or keep(plain))
+    if to == "sft":
+        chosen = ((plain, trace) for plain, trace in chosen if plain["role"] == "main")
+    if not may_be_empty:
+        first = list(itertools.islice(chosen, 1))
+        if not first:
+            raise NoRows(f"no row, and nothing was written: {seen.why_none(where)}")
+        chosen = itertools.chain(first, chosen)
     path.parent.mkdir(parents=True, exist_ok=True)
     return _WRITERS[to](chosen, path)
+
+
+class _Seen:
+    """What rows there were before any was chosen, to say why none is."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._filled: set[str] = set()
+
+    def of(self, found: Rows) -> Rows:
+        for plain, trace in found:
+            self._count += 1
+            self._filled.update(name for name, value in plain.items() if value is not None)
+            yield plain, trace
+
+    def why_none(self, where: str | None) -> str:
+        if not self._count:
+            return "there is no trace"
+        traces = f"all {self._count} traces" if self._count > 1 else "the only trace"
+        if where is None:
+            return f"{traces} {'are' if self._count > 1 else 'is'} of a side call, and sft takes the main ones"
+        asked = [name for name in re.findall(r"\w+", where) if name in PLAIN_COLUMNS]
+        empty = [name for name in dict.fromkeys(asked) if name not in self._filled]
+        if empty:
+            return f"{' and '.join(empty)} is empty in {traces}"
+        return f"{where!r} holds for none of {self._count} traces"
 
 
 def _write_parquet_file(chosen: Rows, path: Path) -> int:
@@ -67,8 +111,7 @@ def _write_sft(chosen: Rows, path: Path) -> int:
             "messages": chat_messages(trace.prompt_messages + trace.response_messages),
             "tools": chat_tools(trace.tools),
         }
-        for plain, trace in chosen
-        if plain["role"] == "main"
+        for _, trace in chosen
     )
     return _write_lines(lines, path)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
+from rich.constrain import Constrain
 from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
@@ -36,6 +37,7 @@ REASONS = {
 
 _COLOURS = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 _CONTROL = {code: "?" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_RULE = 80
 _CONTEXT_CHARS = 400
 _REPLY_CHARS = 4000
 
@@ -78,6 +80,8 @@ def _header(result: SessionResult) -> Text:
         reason = split["reason"]
         words = REASONS.get(reason, reason.replace("_", " "))
         text.append(f"split at {split['completion_id']}: {words} ({reason})\n")
+    for warning in trajectory.metadata.get("warnings") or ():
+        text.append(f"warning: {_clean(warning)}\n", style="yellow")
     return text
 
 
@@ -100,7 +104,7 @@ def _trace_title(index: int, trace: Trace) -> RenderableType:
     if not trace.metadata.get("context_exact", True):
         drifted = trace.metadata.get("drifted_tokens", "some")
         text.append(f"\ncontext not exact: {drifted} tokens drifted", style="bold red")
-    return Group(Rule(characters="-", style="dim"), text)
+    return Group(Constrain(Rule(characters="-", style="dim"), _RULE), text)
 
 
 def _turns(trace: Trace) -> Iterator[RenderableType]:
@@ -133,7 +137,7 @@ def _turn(message: Message, note: str, limit: int) -> RenderableType:
     for call in message.tool_calls:
         body.append(f"-> {_clean(call.name)}({_shorten(call.arguments, limit)})\n", style=colour)
     body.rstrip()
-    return Group(head, Padding(body, (0, 0, 0, 2))) if body.plain else head
+    return Group(head, Padding(body, (0, 0, 0, 2), expand=False)) if body.plain else head
 
 
 def _words(message: Message) -> str:

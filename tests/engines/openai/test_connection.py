@@ -42,6 +42,26 @@ async def test_start_learns_model_root_and_context(start: Start) -> None:
         assert info.url == wire.url
 
 
+async def test_a_server_that_refuses_to_be_asked_for_token_ids_is_not_asked(start: Start) -> None:
+    refused = whole({"error": {"message": "Unrecognized request argument supplied: return_token_ids"}}, 400)
+    text = whole({"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]})
+    async with wire_server(refused, text, text) as wire:
+        wire.models = {"data": [MODELS | {"owned_by": "somebody"}]}
+        engine = await start(wire.url, require_token_ids=False)
+        [chunk] = await call(engine, stream=False)
+    assert chunk.message == Message("assistant", "hi")
+    assert ["return_token_ids" in body for body in wire.bodies] == [True, False, False]
+    assert wire.headers[0]["x-request-id"] == "polar-probe"
+
+
+async def test_a_server_that_refuses_every_chat_is_asked_as_ever(start: Start) -> None:
+    refused = whole({"error": {"message": "no such model here"}}, 400)
+    async with wire_server(refused, refused, GOOD) as wire:
+        wire.models = {"data": [MODELS | {"owned_by": "somebody"}]}
+        assert ids(await call(await start(wire.url))) == [5]
+    assert "return_token_ids" in wire.bodies[-1]
+
+
 async def test_an_adapter_has_the_tokenizer_of_its_parent(start: Start) -> None:
     async with wire_server() as wire:
         adapter = {"id": "lora", "owned_by": "vllm", "root": "/adapters/lora", "parent": "m", "max_model_len": None}
@@ -204,6 +224,8 @@ async def test_calls_over_the_limit_wait_and_are_counted(start: Start, model_dir
         engine.model.release()
         await asyncio.gather(*calls)
         assert client.waiting == 0
+        assert client.slot_waits.buckets()[-1] == ("+Inf", 5.0)
+        assert client.slot_waits.seconds > 0.0
 
 
 async def test_where_only_prompt_and_limit_together_are_too_long_the_limit_goes(start: Start) -> None:

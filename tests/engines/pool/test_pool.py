@@ -116,6 +116,44 @@ async def test_a_server_that_says_it_is_not_well_is_left_out(make_pool: MakePool
     assert asked(servers) == [2, 0]
 
 
+async def test_a_call_does_not_wait_for_a_server_that_hangs(make_pool: MakePool) -> None:
+    pool, servers = await make_pool(Step(text="one two three", hold_after=0), STEP, probe_seconds=0.001)
+    call = asyncio.create_task(ask(pool, "s1"))
+    await servers[0].model.log.wait_for(bool)
+    servers[0].ill = True
+    async with asyncio.timeout(10):
+        reply = await call
+    assert reply[-1].finish_reason == "stop"
+    assert [generation.ended for generation in servers[0].model.log.generations] == ["cancelled"]
+    assert [(load.healthy, load.inflight) for load in pool.load()] == [(False, 0), (True, 0)]
+
+
+async def test_a_call_that_has_nowhere_else_to_go_waits_until_it_has(make_pool: MakePool) -> None:
+    pool, servers = await make_pool(Step(text="one two three", hold_after=0), STEP, probe_seconds=0.001)
+    servers[1].ill = True
+    await until(pool, [True, False])
+    call = asyncio.create_task(ask(pool, "s1"))
+    await servers[0].model.log.wait_for(bool)
+    servers[0].ill = True
+    await until(pool, [False, False])
+    assert not call.done()
+    servers[1].ill = False
+    async with asyncio.timeout(10):
+        assert (await call)[-1].finish_reason == "stop"
+    assert asked(servers) == [1, 1]
+
+
+async def test_a_reply_that_has_begun_is_left_to_its_server(make_pool: MakePool) -> None:
+    pool, servers = await make_pool(HELD, STEP, probe_seconds=0.001)
+    call = begin(pool, "s1")
+    await anext(call)
+    servers[0].ill = True
+    await until(pool, [False, True])
+    servers[0].model.release()
+    assert [chunk async for chunk in call][-1].finish_reason == "stop"
+    assert asked(servers) == [1, 0]
+
+
 async def test_after_the_first_token_a_failure_is_a_failure(make_pool: MakePool) -> None:
     pool, servers = await make_pool(Step(text="one two three four", cut_after=2), STEP)
     chunks = []

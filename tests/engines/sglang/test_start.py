@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,52 +15,21 @@ from polar.contract.errors import UsageError
 from polar.engines import make_engine, questions
 from polar.engines.base import ChatEngine, Checkable, EngineError, TokenEngine
 from polar.engines.pool import Pool
-from polar.engines.probing import probe
+from polar.engines.probing import probe, workers_at
 from polar.engines.sglang_server import workers_behind
 from polar.engines.sglang_workers import SGLangWorkers
 from tests.engines.openai.wire import wire_server
 from tests.engines.sglang.conftest import Start
+from tests.support.router import WORKER, router
 from tests.support.script import Step
 from tests.support.scripted_sglang import ScriptedSGLang, scripted_sglang
 from tests.support.tinymodel import make_tiny_model
 
-WORKER = {
-    "id": "042b236f",
-    "url": "http://127.0.0.1:1",
-    "model_id": "m",
-    "priority": 50,
-    "worker_type": "regular",
-    "is_healthy": True,
-    "load": 0,
-    "connection_mode": "HTTP",
-    "metadata": {"dp_size": "1"},
-}
-"""As sglang-router 0.3.2 lists it."""
 
-
-@asynccontextmanager
-async def router(*workers: dict[str, Any], old: bool = False, key: str | None = None) -> AsyncIterator[str]:
-    """A server that lists workers as the router does, and knows no more."""
-
-    async def listed(request: web.Request) -> web.Response:
-        if key and request.headers.get("Authorization") != f"Bearer {key}":
-            return web.Response(status=401)
-        if old:
-            return web.json_response({"urls": [worker["url"] for worker in workers]})
-        return web.json_response({"workers": list(workers), "total": len(workers), "stats": {}})
-
-    async def models(_request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "local"}]})
-
-    app = web.Application()
-    app.add_routes([web.get("/list_workers" if old else "/workers", listed), web.get("/v1/models", models)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+async def until(pool: Pool[Any], urls: list[str]) -> None:
+    """Until the pool has just these servers."""
+    async with asyncio.timeout(10), pool.changed:
+        await pool.changed.wait_for(lambda: [load.url for load in pool.load()] == urls)
 
 
 async def test_new_weights_do_not_lose_the_server_its_name(
@@ -200,6 +168,12 @@ async def test_a_router_with_a_key() -> None:
             await workers_behind(url)
 
 
+async def test_a_server_that_refuses_paths_it_does_not_know_is_no_router() -> None:
+    async with router(WORKER, key="secret") as url:  # its models are listed without the key
+        assert await workers_at(url) == []
+        assert await workers_at(url, api_key="secret") == ["http://127.0.0.1:1"]
+
+
 async def test_nothing_answers() -> None:
     async with router(WORKER) as url:
         pass
@@ -224,6 +198,44 @@ async def test_a_router_is_left_out_and_its_workers_are_the_engine(model_dir: Pa
                 assert engine.info.chat_only is None
             finally:
                 await engine.close()
+
+
+async def test_a_worker_that_a_router_gets_later_is_used_and_one_that_is_gone_is_forgotten(model_dir: Path) -> None:
+    async with scripted_sglang(model_dir, []) as second, AsyncExitStack() as first_stack:
+        first = await first_stack.enter_async_context(scripted_sglang(model_dir, []))
+        one, two = WORKER | {"url": first.url}, WORKER | {"url": second.url, "is_healthy": False}
+        async with router(one, two) as url:
+            engine = make_engine("sglang", url=url)
+            assert isinstance(engine, Pool)
+            engine._probe_seconds = 0.01
+            await engine.start()
+            try:
+                assert [load.url for load in engine.load()] == [first.url]
+                two["is_healthy"] = True
+                await until(engine, [first.url, second.url])
+                one["is_healthy"] = False
+                await first_stack.aclose()
+                await until(engine, [second.url])
+            finally:
+                await engine.close()
+
+
+async def test_a_worker_of_another_model_that_a_router_gets_later_is_left_out(
+    model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other_dir = make_tiny_model(tmp_path / "other")
+    async with scripted_sglang(model_dir, []) as first, scripted_sglang(other_dir, []) as second:
+        async with router(WORKER | {"url": first.url}) as url:
+            engine = make_engine("sglang", url=url)
+            assert isinstance(engine, SGLangWorkers)
+            await engine.start()
+            try:
+                for _ in range(2):
+                    await engine._take_in(second.url)
+                assert [load.url for load in engine.load()] == [first.url]
+            finally:
+                await engine.close()
+    assert caplog.text.count(f"names engine {second.url}, which is left out: ") == 1, "said once"
 
 
 async def test_the_script_is_not_used_up_by_the_questions(start: Start, model_dir: Path) -> None:

@@ -13,6 +13,7 @@ from polar.engines.capabilities import Capabilities
 from polar.engines.probing import probe
 from polar.engines.vllm import VLLMEngine
 from polar.engines.vllm_wire import COMPLETIONS, GENERATE
+from tests.engines.openai.wire import MODELS, whole, wire_server
 from tests.support.script import Step
 from tests.support.scripted import scripted_engine
 
@@ -47,6 +48,15 @@ async def test_a_router_that_strips_ids_is_found_out(model_dir: Path) -> None:
     assert (found.token_route, found.chat_ids) == (None, False)
     assert "router" in lacks(found)["token ids in and out (tito mode)"]
     assert "chat mode only" in found.summary()
+
+
+async def test_what_is_no_vllm_is_not_told_to_set_its_flags() -> None:
+    async with wire_server(*[whole({}, 404)] * 20) as wire:
+        wire.models = {"data": [MODELS | {"owned_by": "somebody"}]}
+        found = await probe(wire.url)
+    assert (found.kind, found.chat_ids) == ("openai", False)
+    assert "token ids of chat completions" in lacks(found)
+    assert all(fix.startswith("serve it with vLLM or SGLang") for fix in lacks(found).values())
 
 
 async def test_logprobs_that_are_not_those_of_scoring_are_processed(

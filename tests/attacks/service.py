@@ -25,8 +25,8 @@ ADMIN, NODE = "admin-token-of-the-tests", "node-token-of-the-tests"
 CALLS = 4
 """Calls in flight that a session may have."""
 PATIENCE = 120.0
-HIDING = 'def hide(text):\n    return text.replace("<xylo" + "phone>", "[gone]")\n'
-"""What the operator takes out."""
+HIDING = 'def hide(text):\n    return text.replace("<{}>".format("xylophone"), "[gone]")\n'
+"""What the operator takes out; the word itself is not in this file, nor in its bytecode."""
 
 
 class Seen(NamedTuple):

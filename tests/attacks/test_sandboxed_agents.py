@@ -296,10 +296,12 @@ async def test_floods_end_at_their_own_session(service: Service) -> None:
     "workdir", ["/", "/etc", "/proc/self", "/usr/local/x", "relative", "/workspace/../etc", "/run/polar"]
 )
 async def test_a_workspace_is_a_place_of_its_own(service: Service, workdir: str) -> None:
-    seen = await service.attack("tell('ran', 1)", runtime={"workdir": workdir})
-    assert seen.told == {}
-    assert seen.result.status == "ERROR"
-    assert "workdir" in (seen.result.error or "")
+    shell = {"harness": "shell", "custom_shell": {"command": "true"}}
+    body = {"task_id": "workdir", "instruction": "-", "agent": shell, "runtime": {"workdir": workdir}}
+    headers = {"Authorization": f"Bearer {ADMIN}"}
+    answer = httpx.post(f"{service.server.url}/rollout/task/submit", json=body, headers=headers)
+    assert answer.status_code == 422
+    assert "workdir" in answer.text
 
 
 async def test_what_the_operator_takes_out_is_nowhere(service: Service) -> None:

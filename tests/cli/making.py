@@ -195,8 +195,11 @@ def write(folder: Path, body: Any, name: str = "task.yaml") -> Path:
 # ---- what is looked at -----------------------------------------------------------------------------------
 
 
-def refused(done: Done, code: int, *words: str) -> None:
-    """One line on stderr that begins with the program's name and has these words; nothing on stdout."""
+def refused(done: Done, code: int, *words: str) -> bool:
+    """One line on stderr that begins with the program's name and has these words; nothing on stdout.
+
+    True; where it is otherwise, an assertion in here says what is.
+    """
     assert done.out == "", done
     assert done.err.endswith("\n"), done
     assert done.err.count("\n") == 1, done
@@ -204,3 +207,4 @@ def refused(done: Done, code: int, *words: str) -> None:
     assert done.code == code, done
     missing = [word for word in words if word not in done.err]
     assert not missing, (missing, done.err)
+    return True

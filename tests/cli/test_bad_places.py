@@ -22,18 +22,20 @@ def test_no_engine_is_running_there(polar: Forked, here: Path):
     write(here, task())
     url = f"http://127.0.0.1:{free_port()}"
     line = ["run", "task.yaml", "--engine", "openai", "--engine-url", url]
-    refused(polar(line, here), 2, url, "no engine answers", "--engine-url")
+    assert refused(polar(line, here), 2, url, "no engine answers", "--engine-url")
 
 
 def test_what_runs_there_is_no_engine(polar: Forked, here: Path, engine: ScriptedProcess):
     write(here, task())
     line = ["run", "task.yaml", "--engine", "openai", "--engine-url", f"{engine.url}/scripted/log"]
-    refused(polar(line, here), 2, "--engine-url", "/v1/models")
+    assert refused(polar(line, here), 2, "--engine-url", "/v1/models")
 
 
 def test_the_engine_does_not_serve_the_model(polar: Forked, here: Path, to_engine: list[str]):
     write(here, task())
-    refused(polar(["run", "task.yaml", "--model", "gpt-9", *to_engine], here), 2, "gpt-9", "scripted", "--model")
+    assert refused(
+        polar(["run", "task.yaml", "--model", "gpt-9", *to_engine], here), 2, "gpt-9", "scripted", "--model"
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,15 +56,15 @@ def test_the_engine_does_not_serve_the_model(polar: Forked, here: Path, to_engin
 )
 def test_options_that_make_no_sense_are_named(polar: Forked, here: Path, line: list[str], words: list[str]):
     write(here, task())
-    refused(polar(["run", "task.yaml", "--out", "out", *line], here), 2, *words)
+    assert refused(polar(["run", "task.yaml", "--out", "out", *line], here), 2, *words)
     assert files(here) == {"task.yaml"}, "a run that could not begin leaves no folder"
 
 
 def test_no_command_and_an_unknown_one(polar: Forked, here: Path):
-    refused(polar(["dance"], here), 2, "dance")
-    refused(polar(["run"], here), 2, "TASK.yaml")
-    refused(polar(["show"], here), 2, "SESSION")
-    refused(polar(["capture"], here), 2, "CMD")
+    assert refused(polar(["dance"], here), 2, "dance")
+    assert refused(polar(["run"], here), 2, "TASK.yaml")
+    assert refused(polar(["show"], here), 2, "SESSION")
+    assert refused(polar(["capture"], here), 2, "CMD")
 
 
 # ---- results folders -------------------------------------------------------------------------------------
@@ -72,7 +74,7 @@ def test_out_is_a_file_or_under_one(polar: Forked, here: Path, to_engine: list[s
     write(here, task())
     (here / "file").write_text("mine")
     for out in ("file", "file/below"):
-        refused(polar(["run", "task.yaml", "--out", out, *to_engine], here), 2, out, "--out")
+        assert refused(polar(["run", "task.yaml", "--out", out, *to_engine], here), 2, out, "--out")
     assert (here / "file").read_text() == "mine"
 
 
@@ -82,7 +84,7 @@ def test_another_task_of_that_id_was_run_there(polar: Forked, here: Path, to_eng
     assert polar(run, here).code == 0
     before = (here / "out" / "results.jsonl").read_bytes()
     write(here, task(instruction="say something else"))
-    refused(polar(run, here), 2, "'t'", "--out", "task_id")
+    assert refused(polar(run, here), 2, "'t'", "--out", "task_id")
     assert (here / "out" / "results.jsonl").read_bytes() == before
 
 
@@ -90,7 +92,7 @@ def test_a_folder_with_a_database_of_somebody_else(polar: Forked, here: Path, to
     write(here, task())
     (here / "out").mkdir()
     (here / "out" / "polar.db").write_text("this is no database, and it is mine")
-    refused(polar(["run", "task.yaml", "--out", "out", *to_engine], here), 2, "polar.db", "not a database")
+    assert refused(polar(["run", "task.yaml", "--out", "out", *to_engine], here), 2, "polar.db", "not a database")
     assert (here / "out" / "polar.db").read_text() == "this is no database, and it is mine"
 
 
@@ -102,7 +104,7 @@ def test_two_runs_in_one_folder_at_once(polar: Forked, here: Path, to_engine: li
         began = here / "out/sessions/t-0/attempt-1/runtime/workspace/started"
         while not began.exists():
             assert first.poll() is None, first.communicate()
-        refused(polar(run, here), 2, "polar.db", "is being written by process", "--store")
+        assert refused(polar(run, here), 2, "polar.db", "is being written by process", "--store")
         began.with_name("go").touch()
         out, err = first.communicate(timeout=60)
     assert (first.returncode, "no model call" in out) == (1, True), err
@@ -124,7 +126,7 @@ def mounted(folder: Path, size: str, *options: str) -> Iterator[Path]:
 def test_a_read_only_disk(polar: Forked, here: Path, to_engine: list[str]):
     write(here, task())
     with mounted(here / "disk", "1m", "ro"):
-        refused(polar(["run", "task.yaml", "--out", "disk/out", *to_engine], here), 2, "disk/out", "--out")
+        assert refused(polar(["run", "task.yaml", "--out", "disk/out", *to_engine], here), 2, "disk/out", "--out")
 
 
 def test_a_full_disk(polar: Forked, here: Path, to_engine: list[str]):

@@ -79,36 +79,38 @@ def test_a_mistake_is_named_in_one_line(polar: Forked, here: Path, installed_pi:
         here,
         **installed_pi,
     )
-    refused(done, 2, *words)
+    assert refused(done, 2, *words)
     assert [path.name for path in here.iterdir()] == ["task.yaml"]
 
 
 def test_a_workspace_of_its_own_needs_a_sandbox(polar: Forked, here: Path):
     write(here, task(runtime={"workdir": "/data"}))
     line = ["run", "task.yaml", "--no-sandbox", "--engine", "openai", "--engine-url", "http://127.0.0.1:1"]
-    refused(polar(line, here), 2, "task.yaml: ", "workdir", "sandbox")
+    assert refused(polar(line, here), 2, "task.yaml: ", "workdir", "sandbox")
 
 
 def test_a_missing_file_and_a_folder_are_named(polar: Forked, here: Path):
-    refused(polar(["run", "nothing.yaml"], here), 2, "nothing.yaml", "no such task file")
+    assert refused(polar(["run", "nothing.yaml"], here), 2, "nothing.yaml", "no such task file")
     (here / "tasks").mkdir()
-    refused(polar(["run", "tasks"], here), 2, "tasks", "folder")
+    assert refused(polar(["run", "tasks"], here), 2, "tasks", "folder")
     assert [path.name for path in here.iterdir()] == ["tasks"]
 
 
 def test_the_second_of_two_files_is_named_when_it_is_wrong(polar: Forked, here: Path):
     write(here, task("a"), "a.yaml")
     write(here, task("b", oops=1), "b.yaml")
-    refused(polar(["run", "a.yaml", "b.yaml"], here), 2, "b.yaml", "oops")
+    assert refused(polar(["run", "a.yaml", "b.yaml"], here), 2, "b.yaml", "oops")
     write(here, task("a"), "b.yaml")
-    refused(polar(["run", "a.yaml", "b.yaml"], here), 2, "same task_id")
+    assert refused(polar(["run", "a.yaml", "b.yaml"], here), 2, "same task_id")
 
 
 def test_a_harness_that_is_not_installed_says_how_to_install_it(polar: Forked, here: Path, tmp_path: Path):
     empty = {"POLAR_HOME": str(tmp_path / "nothing"), "PATH": "/usr/bin:/bin"}
     for name in ("pi", "mini_swe_agent"):
         write(here, task(agent={"harness": name}))
-        refused(polar(["run", "task.yaml"], here, **empty), 2, name, "not installed", f"polar doctor --fix {name}")
+        assert refused(
+            polar(["run", "task.yaml"], here, **empty), 2, name, "not installed", f"polar doctor --fix {name}"
+        )
     assert [path.name for path in here.iterdir()] == ["task.yaml"]
 
 

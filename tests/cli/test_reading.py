@@ -142,16 +142,16 @@ def test_a_session_is_found_by_its_name_alone_under_results(polar: Forked, folde
     (here / "results").mkdir()
     shutil.copytree(folder, here / "results" / "r")
     assert "session t-1" in polar(["show", "t-1"], here).out
-    refused(polar(["show", "t-9"], here), 2, "t-9", "results")
+    assert refused(polar(["show", "t-9"], here), 2, "t-9", "results")
 
 
 def test_what_can_not_be_shown_is_said_in_one_line(polar: Forked, folder: Path, here: Path):
     (here / "empty").mkdir()
     (here / "text").write_text("hello")
-    refused(polar(["show", "empty"], here), 2, "empty", "no results folder")
-    refused(polar(["show", "text"], here), 2, "text", "not a database")
-    refused(polar(["show", folder, "t-9"], here), 2, "t-9", "t-0")
-    refused(polar(["show", "nowhere"], here), 2, "nowhere")
+    assert refused(polar(["show", "empty"], here), 2, "empty", "no results folder")
+    assert refused(polar(["show", "text"], here), 2, "text", "not a database")
+    assert refused(polar(["show", folder, "t-9"], here), 2, "t-9", "t-0")
+    assert refused(polar(["show", "nowhere"], here), 2, "nowhere")
     assert {path.name for path in here.iterdir()} == {"empty", "text"}
     assert list((here / "empty").iterdir()) == []
 
@@ -205,26 +205,26 @@ def test_a_name_is_chosen_where_none_is_given(polar: Forked, folder: Path, here:
 
 def test_what_can_not_be_exported_is_said_in_one_line(polar: Forked, folder: Path, here: Path):
     export = ["export", folder, "--out", "x"]
-    refused(polar([*export, "--where", "rewards > 1"], here), 2, "rewards", "reward")
-    refused(polar([*export, "--where", "reward >"], here), 2, "reward >")
-    refused(polar([*export, "--where", "__import__('os').system('touch hacked')"], here), 2, "where")
-    refused(polar([*export, "--to", "csv"], here), 2, "csv", "parquet")
-    refused(polar([*export, "--builder", "lego"], here), 2, "lego")
-    refused(polar([*export, "--builder", "per_request", "--builder-config", "{"], here), 2, "JSON")
-    refused(polar(["export", "nowhere"], here), 2, "nowhere", "no results folder")
+    assert refused(polar([*export, "--where", "rewards > 1"], here), 2, "rewards", "reward")
+    assert refused(polar([*export, "--where", "reward >"], here), 2, "reward >")
+    assert refused(polar([*export, "--where", "__import__('os').system('touch hacked')"], here), 2, "where")
+    assert refused(polar([*export, "--to", "csv"], here), 2, "csv", "parquet")
+    assert refused(polar([*export, "--builder", "lego"], here), 2, "lego")
+    assert refused(polar([*export, "--builder", "per_request", "--builder-config", "{"], here), 2, "JSON")
+    assert refused(polar(["export", "nowhere"], here), 2, "nowhere", "no results folder")
     assert list(here.iterdir()) == []
     (here / "taken").mkdir()
-    refused(polar(["export", folder, "--to", "hf", "--out", "taken"], here), 2, "taken")
+    assert refused(polar(["export", folder, "--to", "hf", "--out", "taken"], here), 2, "taken")
     (here / "file").write_text("")
-    refused(polar(["export", folder, "--out", "file/below.parquet"], here), 2, "file/below.parquet")
+    assert refused(polar(["export", folder, "--out", "file/below.parquet"], here), 2, "file/below.parquet")
 
 
 @pytest.mark.parametrize("to", ["parquet", "jsonl", "sft", "hf"])
 def test_an_export_without_rows_writes_nothing_and_says_why(polar: Forked, folder: Path, here: Path, to: str):
     (here / "good").write_text("from before")
     export = ["export", folder, "--to", to, "--out", "good"]
-    refused(polar([*export, "--where", "reward > 1"], here), 1, "no row", "'reward > 1'", "none of 3 traces")
-    refused(polar([*export, "--where", 'role == "subagent"', "--json"], here), 1, "no row")
+    assert refused(polar([*export, "--where", "reward > 1"], here), 1, "no row", "'reward > 1'", "none of 3 traces")
+    assert refused(polar([*export, "--where", 'role == "subagent"', "--json"], here), 1, "no row")
     assert {path.name: path.read_text() for path in here.iterdir()} == {"good": "from before"}
 
 

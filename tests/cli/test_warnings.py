@@ -59,5 +59,5 @@ def test_a_run_tells_of_it_once_with_how_many_sessions_it_concerns(polar: Forked
 def test_a_captured_command_that_does_not_exist_is_one_line_and_no_folder(
     polar: Forked, here: Path, to_tokens: list[str]
 ):
-    refused(polar(["capture", *to_tokens, "--", "no-such-command"], here), 127, "no-such-command", "not found")
+    assert refused(polar(["capture", *to_tokens, "--", "no-such-command"], here), 127, "no-such-command", "not found")
     assert list(here.iterdir()) == []

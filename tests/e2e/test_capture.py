@@ -119,9 +119,9 @@ def test_options_of_the_command_are_not_ours(to_engine: list[str], tmp_path: Pat
 
 
 def test_a_command_that_is_not_there_makes_nothing(to_engine: list[str], tmp_path: Path):
-    refused(capture(tmp_path, to_engine, "no-such-command", "-x"), 127, "no-such-command", "not found")
-    refused(run(["capture", "--engine", "nonsense", "--out", "out", "true"], tmp_path), 2, "nonsense")
-    refused(run(["capture", "--report", "file", "--out", "out", "true"], tmp_path), 2, "--report")
+    assert refused(capture(tmp_path, to_engine, "no-such-command", "-x"), 127, "no-such-command", "not found")
+    assert refused(run(["capture", "--engine", "nonsense", "--out", "out", "true"], tmp_path), 2, "nonsense")
+    assert refused(run(["capture", "--report", "file", "--out", "out", "true"], tmp_path), 2, "--report")
     assert list(tmp_path.iterdir()) == []
 
 

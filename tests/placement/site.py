@@ -44,6 +44,25 @@ class Site:
                 await asyncio.sleep(0.1)
 
 
+@dataclass
+class OnSite:
+    """What a cluster's tests have at hand, on a site."""
+
+    site: Site
+
+    @property
+    def here(self) -> Host:
+        return self.site.here
+
+    @property
+    def there(self) -> Host:
+        return self.site.there
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.site.fleet
+
+
 @contextmanager
 def two_host_site(folder: Path) -> Iterator[Site]:
     """Such a site until the block ends; then nothing runs there any more."""

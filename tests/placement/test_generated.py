@@ -278,15 +278,15 @@ def test_only_the_sandbox_asks_for_more_than_a_pod_has(polar: Forked, settings: 
     ],
 )
 def test_what_can_not_be_is_said(polar: Forked, settings: Path, args: list[str], words: list[str]):
-    refused(polar(["up", *args], settings.parent), 2, *words)
+    assert refused(polar(["up", *args], settings.parent), 2, *words)
 
 
 def test_a_network_that_is_not_trusted_needs_tls(polar: Forked, settings: Path):
     settings.write_text(yaml.safe_dump({**SETTINGS, "insecure": False}))
     for kind in ("--ray", "--kubernetes"):
-        refused(polar(["up", kind, "-c", settings], settings.parent), 2, "tls", "insecure")
+        assert refused(polar(["up", kind, "-c", settings], settings.parent), 2, "tls", "insecure")
 
 
 def test_without_ray_the_extra_is_named(polar: Forked, settings: Path):
     done = polar(["up", "--ray", "-c", settings], settings.parent, POLAR_NODE_TOKEN=TOKEN)
-    refused(done, 2, "polar[ray]")
+    assert refused(done, 2, "polar[ray]")

@@ -16,36 +16,23 @@ import psutil
 import pytest
 
 from polar.client import RolloutClient
-from tests.faults.fleet import NODE, PATIENCE, Fleet, check_all
+from tests.faults.fleet import NODE, PATIENCE, check_all
 from tests.placement.cluster import Cluster, ray_venv
 from tests.placement.conftest import TURNS
 from tests.placement.hosts import Host
-from tests.placement.site import Site, short_folder, two_host_site
+from tests.placement.site import OnSite, Site, short_folder, two_host_site
 
 pytestmark = [pytest.mark.real, pytest.mark.ray, pytest.mark.slow]
 
 
 @dataclass
-class World:
+class World(OnSite):
     """A site, and a Ray cluster that begins on its first host."""
 
-    site: Site
     cluster: Cluster
     client: RolloutClient
     log: Path
     """What ``polar up`` says."""
-
-    @property
-    def here(self) -> Host:
-        return self.site.here
-
-    @property
-    def there(self) -> Host:
-        return self.site.there
-
-    @property
-    def fleet(self) -> Fleet:
-        return self.site.fleet
 
     @property
     def args(self) -> list[str]:

@@ -17,10 +17,10 @@ import pytest
 from polar.client import RolloutClient
 from tests.cli.making import environment
 from tests.cli.making import run as run_polar
-from tests.faults.fleet import NODE, Fleet, check_all, until
+from tests.faults.fleet import NODE, check_all, until
 from tests.placement.conftest import TURNS
 from tests.placement.hosts import Host
-from tests.placement.site import Site, short_folder, two_host_site
+from tests.placement.site import OnSite, Site, short_folder, two_host_site
 from tests.support.missing import missing
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -99,22 +99,9 @@ class Slurm:
 
 
 @dataclass
-class World:
-    site: Site
+class World(OnSite):
     slurm: Slurm
     client: RolloutClient
-
-    @property
-    def here(self) -> Host:
-        return self.site.here
-
-    @property
-    def there(self) -> Host:
-        return self.site.there
-
-    @property
-    def fleet(self) -> Fleet:
-        return self.site.fleet
 
     def submit(self, nodes: int) -> str:
         """The script that we make, given to sbatch; the job's id."""

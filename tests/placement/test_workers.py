@@ -147,6 +147,6 @@ async def test_the_first_process_is_killed_and_its_workers_with_it(running: tupl
 
 
 def test_what_can_not_be_is_said(polar: Forked, tmp_path: Path):
-    refused(polar(["serve", "--workers", "2"], tmp_path), 2, "workers", "--role gateway")
+    assert refused(polar(["serve", "--workers", "2"], tmp_path), 2, "workers", "--role gateway")
     gateway = ["serve", "--role", "gateway", "--server", "http://127.0.0.1:1", "--engine", "openai"]
-    refused(polar([*gateway, "--workers", "0"], tmp_path), 2, "workers", "1 or more")
+    assert refused(polar([*gateway, "--workers", "0"], tmp_path), 2, "workers", "1 or more")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,18 +31,15 @@ def test_the_rows_of_some_families_are_up_to_date(name: str, assets: Path) -> No
 
 @pytest.mark.assets
 @pytest.mark.slow
-def test_all_rows_of_the_recorded_sessions_are_up_to_date(assets: Path) -> None:
+@pytest.mark.parametrize(
+    ("marks", "table"),
+    [(merge_factor.RECORDED, merge_factor.recorded_table), (merge_factor.MADE, merge_factor.made_table)],
+    ids=["recorded", "made"],
+)
+def test_a_table_is_up_to_date(marks: tuple[str, str], table: Callable[[Path], str], assets: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert merge_factor.RECORDED[0] in page
-    assert page == replaced(page, *merge_factor.RECORDED, merge_factor.recorded_table(assets)), OUT_OF_DATE
-
-
-@pytest.mark.assets
-@pytest.mark.slow
-def test_the_made_sessions_factors_are_up_to_date(assets: Path) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert merge_factor.MADE[0] in page
-    assert page == replaced(page, *merge_factor.MADE, merge_factor.made_table(assets)), OUT_OF_DATE
+    assert marks[0] in page
+    assert page == replaced(page, *marks, table(assets)), OUT_OF_DATE
 
 
 def test_recorded_sessions_are_read(tmp_path: Path) -> None:

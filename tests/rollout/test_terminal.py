@@ -62,7 +62,7 @@ async def test_status_does_not_count_on_nodes_that_drain(world: World, polar: Po
     assert "1, of which 1 healthy, 0 draining" in well.out
     assert "no node takes sessions" not in well.out + (await polar("status", "t1")).err
     assert f"http://{'long.' * 20}example" in (await polar("nodes")).out, "nothing is cut in a pipe"
-    refused(await polar("drain", "nope"), 2, "there is no node nope: there are vm-1")
+    assert refused(await polar("drain", "nope"), 2, "there is no node nope: there are vm-1")
     await polar("drain", "vm-1")
     whole = await polar("status")
     assert "1, of which 0 healthy, 1 draining" in whole.out
@@ -78,7 +78,7 @@ async def test_a_task_that_was_handed_in_before_is_no_fresh_run(world: World, po
     again = await polar("submit", path)
     assert (again.code, again.err) == (0, "t1 was handed in before: nothing new was begun\n")
     other = write(tmp_path, task(num_samples=2, timeout_seconds=5.0))
-    refused(await polar("submit", other), 1, "task t1 exists with another body (num_samples, timeout_seconds)")
+    assert refused(await polar("submit", other), 1, "task t1 exists with another body (num_samples, timeout_seconds)")
 
 
 async def test_a_caller_without_a_token_is_told_so(world: World) -> None:

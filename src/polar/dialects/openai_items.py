@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
@@ -364,7 +365,7 @@ def _listed(kinds: Sequence[str]) -> str:
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputItem:
+class OutputItem(ABC):
     """One item of a reply: its body in any state, and what its events are called.
 
     ``event`` names the events of its text: ``response.{event}.delta`` and ``.done``.
@@ -383,9 +384,9 @@ class OutputItem:
         """All of its text so far."""
         return "".join(self.pieces)
 
+    @abstractmethod
     def body(self, status: Status) -> dict[str, Any]:
         """The item; without its text while it is in progress."""
-        raise NotImplementedError
 
     def part(self, text: str) -> dict[str, Any] | None:
         """The content part that holds its text; ``None`` where the text stands in the item itself."""

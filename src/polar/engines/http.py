@@ -19,7 +19,7 @@ from polar.contract.errors import UsageError
 from polar.engines.base import EngineError
 from polar.engines.openai_errors import error_of_reply
 from polar.engines.openai_sse import EventReader
-from polar.engines.waits import Waits
+from polar.waits import Waits
 
 _CONNECT_SECONDS = 10.0
 _ASK_SECONDS = 30.0

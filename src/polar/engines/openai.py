@@ -18,7 +18,7 @@ from polar.engines.openai_models import ask_models
 from polar.engines.openai_reply import ReplyReader
 from polar.engines.openai_request import request_body
 from polar.engines.questions import Questions
-from polar.engines.waits import Waits
+from polar.waits import Waits
 
 _ROUTE = "/v1/chat/completions"
 _CHECK_SECONDS = 10.0

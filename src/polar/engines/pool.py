@@ -35,7 +35,7 @@ from polar.engines.base import (
     TokenEngine,
     close_now,
 )
-from polar.engines.waits import Waits
+from polar.waits import Waits
 
 log = logging.getLogger("polar.engines")
 

@@ -99,9 +99,8 @@ class Continuing:
                 yield TokenChunk((), (), finish_reason=end)
                 return
             self.stops += 1
-            ids = {"call_id": self._call_id}
             line = "call %s: the engine stopped it after %d tokens: going on"
-            log.info(line, self._call_id, len(self._ids), extra=ids)
+            log.info(line, self._call_id, len(self._ids), extra={"call_id": self._call_id})
             self._admission.leave()
             if stalled:
                 await asyncio.sleep(min(FIRST_WAIT * 2 ** (stalled - 1), LONGEST_WAIT))

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from polar.engines.waits import Waits
+from polar.waits import Waits
 
 log = logging.getLogger("polar.gateway")
 

@@ -20,10 +20,10 @@ import msgspec
 
 from polar.contract.errors import PolarError
 from polar.contract.rollout import NodeLoad
-from polar.engines.waits import Waits
 from polar.gateway.session_log import about_session
 from polar.gateway.session_run import SessionRun
 from polar.store.base import StoreFailure
+from polar.waits import Waits
 
 log = logging.getLogger("polar.sessions")
 

@@ -8,9 +8,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from polar.engines.pool import Pool
-from polar.engines.waits import Waits
 from polar.gateway.lifecycle import Stages
 from polar.gateway.node import Node
+from polar.waits import Waits
 
 
 class NodeCollector(Collector):

@@ -8,6 +8,7 @@ what a block holds behind its last call is text.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ class Block(NamedTuple):
     calls: tuple[Call, ...] = ()
 
 
-class BlockParser:
+class BlockParser(ABC):
     """A ``Parser`` of text and blocks. A family says how its blocks begin and end and what they mean.
 
     ``open`` begins a block and ``close`` ends it (empty: it ends where the next one begins); ``gap`` is what the
@@ -53,17 +54,17 @@ class BlockParser:
         self._gap = ""  # whitespace just before the block at the start of the buffer
         self._from = 0  # in a block: where to look for the next closing tag
 
+    @abstractmethod
     def is_text(self, text: str, start: int) -> bool:
         """Whether what follows an opening tag can't be a call any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ends(self, body: str) -> bool:
         """Whether a closing tag after ``body`` ends the block; otherwise it is part of an argument."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read_block(self, body: str, *, closed: bool) -> Block:
         """The calls in a block's body; ``closed``: its closing tag was there."""
-        raise NotImplementedError
 
     def feed(self, text: str) -> list[Delta]:
         """More text."""

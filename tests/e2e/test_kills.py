@@ -108,6 +108,35 @@ def check_new_attempts(engine: ScriptedProcess, folder: Folder) -> None:
         assert completion.response_ids.tolist() == generations[completion.completion_id]["sampled_ids"]
 
 
+def test_killed_while_the_evaluations_sandbox_is_made(slow_engine: ScriptedProcess, tmp_path: Path):
+    shell = {"harness": "shell", "custom_shell": {"command": f"{agent(1)}; sleep 5"}}
+    # The evaluation's sandbox has no way to the model: there it takes long.
+    prepare = "touch ~/tool; (: > /dev/tcp/127.0.0.1/8080) 2> /dev/null || { echo long; sleep 3; }"
+    tested = {"strategy": "test_on_output", "config": {"test_command": "test -e ~/tool"}, "refresh_runtime": True}
+    write(tmp_path, task(agent=shell, runtime={"prepare": [prepare]}, evaluator=tested))
+    line = ["run", "task.yaml", "--out", "out", "--engine", "openai", "--engine-url", slow_engine.url]
+    said = tmp_path / "out" / "sessions" / "t-0" / "attempt-1" / "eval-runtime-prepare-0.stdout"
+    with start(line, tmp_path) as process:
+        deadline = time.monotonic() + 120
+        while not (said.exists() and said.read_text()):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        children = below(process)
+        process.kill()
+        process.communicate()
+    all_gone(children)
+    assert len(list((tmp_path / "out").rglob(".polar-sandbox"))) == 2, "the agent's and the evaluation's"
+
+    done = run([*line, "--json"], tmp_path)
+    assert done.code == 0, done.err
+    (result,) = read_folder(tmp_path / "out").results.values()
+    assert (result.attempt, result.trajectory.metadata["evaluation"]["outcome_reward"]) == (2, 1.0)
+    assert "warm" in result.timing
+    assert not list((tmp_path / "out").rglob(".polar-sandbox"))
+    assert not list((tmp_path / "out" / "sessions").rglob("runtime"))
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_and_gone_on_with(slow_engine: ScriptedProcess, tmp_path: Path, how: signal.Signals):
     line = a_run(tmp_path, slow_engine, sandbox=True)

@@ -33,6 +33,7 @@ def finished(
         timed_out=timed_out,
         trajectory=Trajectory(status="COMPLETED"),
         runtime=runtime,  # type: ignore[arg-type]
+        sandbox=runtime.fork if runtime else None,  # type: ignore[arg-type]
         logs=logs,
         timeout=timeout,
     )

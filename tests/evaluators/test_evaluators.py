@@ -145,6 +145,26 @@ async def test_an_evaluator_of_ones_own_gets_its_spec(tmp_path):
     assert evaluation.outcome_reward == 0.5
 
 
+async def test_what_an_evaluator_of_ones_own_does_not_say_of_itself_it_does_not_need(tmp_path):
+    made = make_evaluator(EvaluatorSpec(strategy=f"{__name__}:Half", config={"reward": 0.5}), allow_import=True)
+    assert (made.name, made.uses_sandbox, made.seconds) == ("half", False, 0.0)
+
+
+class Needy(Half):
+    uses_sandbox = True
+
+    def __init__(self, spec: EvaluatorSpec) -> None:
+        self.seconds = spec.config["seconds"]
+
+
+@pytest.mark.parametrize("seconds", ["60", None, -1, float("nan"), float("inf")])
+async def test_the_time_that_it_asks_for_is_a_number_of_seconds(seconds):
+    with pytest.raises(UsageError, match=r"half: its seconds are .* use a number"):
+        make_evaluator(EvaluatorSpec(strategy=f"{__name__}:Needy", config={"seconds": seconds}), allow_import=True)
+    made = make_evaluator(EvaluatorSpec(strategy=f"{__name__}:Needy", config={"seconds": 60}), allow_import=True)
+    assert (made.uses_sandbox, made.seconds) == (True, 60.0)
+
+
 @pytest.mark.parametrize("strategy", ["no.such.module:X", "json:Nothing", "json:JSONDecoder", f"{__name__}:Half"])
 def test_an_import_that_is_no_evaluator_is_refused(strategy):
     with pytest.raises(UsageError, match="strategy"):

@@ -13,8 +13,9 @@ import pytest
 from polar.contract.result import SessionResult
 from polar.contract.task import AgentSpec, CustomShell, EvaluatorSpec, TaskRequest
 from polar.evaluators import Evaluation
-from polar.gateway import session_run
+from polar.gateway import evaluation
 from polar.gateway.lifecycle import Pools
+from polar.gateway.session_run import SessionRun
 from polar.gateway.tasks import make_parts, run_tasks
 from polar.redaction import Redaction
 from polar.results import rebuild
@@ -49,7 +50,7 @@ async def world(make_world: MakeWorld) -> World:
 
 
 async def test_tests_have_the_time_that_the_task_gives_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_run, "POST_RUN_SECONDS", 31.0)
+    monkeypatch.setattr(evaluation, "POST_RUN_SECONDS", 31.0)
     (result,) = await run(world, a_task({"test_command": "sleep 2", "timeout_seconds": 20}))
     assert (result.status, result.error) == ("COMPLETED", None)
     assert result.trajectory.metadata["evaluation"]["outcome_reward"] == 1.0
@@ -58,7 +59,7 @@ async def test_tests_have_the_time_that_the_task_gives_them(world: World, monkey
 async def test_tests_that_did_not_fit_into_post_run_have_no_reward(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_run, "POST_RUN_SECONDS", 31.0)
+    monkeypatch.setattr(evaluation, "POST_RUN_SECONDS", 31.0)
     (result,) = await run(world, a_task({"test_command": "sleep 300"}))
     assert result.status == "ERROR"
     assert "timeout_seconds" in str(result.error)
@@ -134,7 +135,7 @@ async def test_output_is_redacted_though_the_sandbox_can_not_be_closed(
     task = a_task({"test_command": "true"}, "echo 'an open secret'")
     world.node.redaction = Redaction([("hide", hide)])
     record = SessionRecord(session_id="t-0", task_id="t", sample_index=0, created_at=1.0, updated_at=1.0)
-    run = session_run.SessionRun(world.node, task, record, await make_parts(task, sandbox="none"), lambda _: None)
+    run = SessionRun(world.node, task, record, await make_parts(task, sandbox="none"), lambda _: None)
     await run.initialize()
     await run.run()
     assert "secret" in (run.folder / "agent.stdout").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,63 @@ async def test_a_fork_has_no_way_to_the_model(make_box):
     box = await make_box()
     fork = type(box)(await box.runtime.fork(), box.logs)
     assert (await fork.sh("exec 3<>/dev/tcp/127.0.0.1/8080")).exit_code != 0
+
+
+async def test_a_workspace_takes_the_place_of_another_ones_and_leaves_the_rest(make_any, walls):
+    """Also of one with folders that can't be written, and while something runs in it."""
+    box = await make_any(walls)
+    await box.sh("echo 1 > a; mkdir d; echo 2 > d/f; echo h > ~/h")
+    fresh = type(box)(await box.runtime.fresh(), box.logs)
+    assert fresh.runtime.listener is None
+    await fresh.sh(
+        "echo theirs > a; mkdir -p d/e gone/deeper; echo 3 > d/e/f; ln -s ~ link; chmod -R a-w .; echo own > ~/own;"
+        "sh -c 'until [ -e d/f ]; do sleep 0.02; done; cat d/f > ~/saw' >/dev/null 2>&1 &"
+    )
+    await box.runtime.copy_workspace(fresh.runtime)
+    assert (await fresh.sh("find . | sort; cat a d/f ~/own")).out.split() == [
+        ".",
+        "./a",
+        "./d",
+        "./d/f",
+        "1",
+        "2",
+        "own",
+    ]
+    assert (await fresh.sh("until [ -s ~/saw ]; do sleep 0.02; done; cat ~/saw; ls ~/h")).out == "2\n"
+    assert (await box.sh("find . | sort")).out.split() == [".", "./a", "./d", "./d/f"]
+
+
+async def test_a_workspace_that_somebody_goes_on_writing_in_can_not_be_replaced(make_any, walls):
+    box = await make_any(walls)
+    await box.sh("mkdir d; touch d/f")
+    fresh = type(box)(await box.runtime.fresh(), box.logs)
+    await fresh.sh("sh -c 'while :; do mkdir -p d; touch d/f; done' >/dev/null 2>&1 &")
+    with pytest.raises(RuntimeFailure, match="the workspace can't be"):
+        async with asyncio.timeout(30):
+            while True:  # once is a matter of luck
+                await box.runtime.copy_workspace(fresh.runtime)
+
+
+async def test_a_copy_that_is_cut_off_leaves_nothing_behind(make_any, walls, tmp_path, monkeypatch):
+    box = await make_any(walls)
+    began, go_on = threading.Event(), threading.Event()
+    copy = tree.copy
+
+    def slowly(source: Path, target: Path) -> None:
+        began.set()
+        assert go_on.wait(20)
+        copy(source, target)
+
+    await box.sh("touch a")
+    monkeypatch.setattr(tree, "copy", slowly)
+    forking = asyncio.create_task(box.runtime.fork())
+    assert await asyncio.to_thread(began.wait, 20)
+    forking.cancel()
+    await asyncio.sleep(0)  # it hears of it
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    assert not list((tmp_path / "sandbox-0" / "forks").iterdir())
 
 
 async def test_closing_a_sandbox_closes_its_forks(make_any, walls, tmp_path):

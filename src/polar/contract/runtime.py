@@ -76,6 +76,20 @@ class Runtime(Protocol):
         """
         ...
 
+    async def fresh(self) -> Runtime:
+        """Another sandbox, made as this one was, with nothing of this one in it and no way to the model. It goes
+        with this one, if it is not closed before."""
+        ...
+
+    async def copy_workspace(self, target: Runtime) -> None:
+        """Put a copy of the workspace as it is now in place of all that is in the workspace of ``target``, one that
+        ``fresh`` gave. What runs in there goes on, and must not write there meanwhile.
+
+        Raises:
+            RuntimeFailure: it can't be copied.
+        """
+        ...
+
     async def fork(self) -> Runtime:
         """A fresh sandbox with a copy of the workspace as it is now and nothing else of this one: no process,
         no HOME, no /tmp, no network."""

@@ -59,8 +59,9 @@ class BuilderSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class EvaluatorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a session becomes a reward: a built-in name or a ``module:Class``. ``refresh_runtime`` is there for clients
-    that send it: evaluation always runs in a fresh copy of what the agent left, which is what ``true`` asks for."""
+    """How a session becomes a reward: a built-in name or a ``module:Class``. What it runs, it runs in a fresh sandbox
+    with a copy of the agent's workspace; with ``refresh_runtime`` ``runtime.prepare`` runs in that one as well, while
+    the agent runs, so that what it makes outside of the workspace is there."""
 
     strategy: str = "session_completed"
     config: dict[str, Any] = {}

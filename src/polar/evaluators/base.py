@@ -1,13 +1,13 @@
 """The protocol of evaluators: a finished session to a reward.
 
-Evaluation never trusts what the agent could touch: an evaluator that runs anything does so in a fork of the
-runtime, where nothing the agent started is alive, and reads results from outside the workspace.
+Evaluation never trusts what the agent could touch: an evaluator that runs anything does so in a sandbox of its own,
+where nothing the agent started is alive, and reads results from outside the workspace.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, SupportsFloat
@@ -34,8 +34,8 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class FinishedSession:
-    """What an evaluator may look at. ``runtime`` is the agent's own, already without processes: use its
-    ``fork``. ``logs`` is a host folder; the agent's output is ``agent.stdout`` and ``agent.stderr`` there."""
+    """What an evaluator may look at. ``runtime`` is the agent's own, already without processes: run things in
+    ``sandbox()``. ``logs`` is a host folder; the agent's output is ``agent.stdout`` and ``agent.stderr`` there."""
 
     task: TaskRequest
     session_id: str
@@ -43,15 +43,26 @@ class FinishedSession:
     timed_out: bool
     trajectory: Trajectory
     runtime: Runtime
+    sandbox: Callable[[], Awaitable[Runtime]]
+    """``await session.sandbox()`` is a fresh sandbox with a copy of what the agent left in its workspace; with
+    ``evaluator.refresh_runtime`` what ``runtime.prepare`` makes elsewhere (HOME, /tmp, services) is there as well.
+    Each call gives another one; they go with the session, if they are not closed before. It raises
+    ``EvaluationFailed`` where there can be none."""
     logs: Path
     timeout: float
-    """Seconds this evaluation may take."""
+    """Seconds this evaluation may take; those in which ``sandbox()`` has ``runtime.prepare`` run do not count."""
 
 
 class Evaluator(Protocol):
-    """One way to score. A class of your own is made with the task's ``EvaluatorSpec`` as its one argument."""
+    """One way to score. A class of your own is made with the task's ``EvaluatorSpec`` as its one argument, and may
+    leave out ``uses_sandbox`` and ``seconds``."""
 
     name: str
+    uses_sandbox: bool
+    """It is going to call ``sandbox()``, so what takes long about that is done while the agent runs. By default
+    false: a sandbox is then made when it is asked for."""
+    seconds: float
+    """What its own work takes at most, on top of the time that every evaluation has; by default 0."""
 
     async def evaluate(self, session: FinishedSession) -> Evaluation:
         """Score it.

@@ -11,6 +11,8 @@ class SessionCompleted:
     """1.0 if the agent ended by itself with exit code 0, within its time; else 0.0. It takes no config."""
 
     name = "session_completed"
+    uses_sandbox = False
+    seconds = 0.0
 
     def __init__(self, spec: EvaluatorSpec) -> None:
         if spec.config:

@@ -43,6 +43,7 @@ class TestOnOutput:
 
     __test__ = False
     name = "test_on_output"
+    uses_sandbox = True
 
     def __init__(self, spec: EvaluatorSpec) -> None:
         try:
@@ -59,11 +60,12 @@ class TestOnOutput:
             if status not in STATUSES:
                 raise UsageError(f"expected_output_json[{name!r}] is {status!r}: use one of {', '.join(STATUSES)}")
         self._env = spec.env
+        self.seconds = self._config.timeout_seconds or 0.0
 
     async def evaluate(self, session: FinishedSession) -> Evaluation:
-        deadline = time.monotonic() + session.timeout
         try:
-            runtime = await session.runtime.fork()
+            runtime = await session.sandbox()
+            deadline = time.monotonic() + session.timeout
             try:
                 await self._prepare(session, runtime, deadline)
                 result = await self._test(session, runtime, deadline)

@@ -7,7 +7,6 @@ traces of whatever it had captured.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import logging
 import time
@@ -23,17 +22,19 @@ from polar.contract.arrays import to_json
 from polar.contract.completion import Completion
 from polar.contract.errors import PolarError
 from polar.contract.result import SessionResult, SessionState, Trajectory
-from polar.contract.runtime import Command, ExecResult, Runtime, RuntimeFailure
+from polar.contract.runtime import Command, ExecResult, Runtime
 from polar.contract.task import TaskRequest
-from polar.evaluators.base import Evaluation, Evaluator, FinishedSession, checked
+from polar.evaluators.base import Evaluator
 from polar.gateway import disk
+from polar.gateway.budget import Budget
+from polar.gateway.evaluation import SessionEvaluation
 from polar.gateway.node import Node
+from polar.gateway.preparing import prepare
 from polar.gateway.provenance import provenance
 from polar.gateway.session import LiveSession, new_key
 from polar.gateway.session_log import log_begin, log_end
 from polar.harnesses import standard_env
 from polar.harnesses.base import Endpoint, Harness, Installed, Plan
-from polar.harnesses.plans import last_words
 from polar.runtimes.base import RuntimeBackend
 from polar.store.base import SessionRecord, StoreFailure
 from polar.trajectories.assemble import assemble, record_evaluation, unbuilt
@@ -45,15 +46,8 @@ OnChange = Callable[[SessionRecord], None]
 Finish = Callable[[SessionRecord, SessionResult], Awaitable[None]]
 """Keeps a terminal state and its result, in one transaction."""
 
-POST_RUN_SECONDS = 600.0
-"""The budget of building and evaluating: its own, so that an agent that used all of its time still counts. What the
-evaluator's ``timeout_seconds`` gives its tests comes on top."""
-
 MOST_CONNECTIONS = 512
 """To the model's endpoint in one sandbox, at a time: what comes from inside must not take what others need."""
-
-EVALUATION_MARGIN = 30.0
-"""What an evaluator gets less than the whole budget, so that it can say itself that its tests took too long."""
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +94,9 @@ class SessionRun:
         self._env: dict[str, str] = {}
         self._result: ExecResult | None = None
         self._agent_result: dict[str, str] = {}
-        self._evaluation = Evaluation()
+        self._evaluation = SessionEvaluation(
+            task, record.session_id, parts.evaluator, logs=self.folder, redaction=node.redaction
+        )
         self._output_redacted = False
         self._stopped: str | None = None
         self._work: asyncio.Future[None] | None = None
@@ -118,7 +114,7 @@ class SessionRun:
         self._started = time.time()
         log_begin(self.record)
         with self._timed("init"):
-            async with _Budget("INIT", self.task.timeout_seconds):
+            async with Budget("INIT", self.task.timeout_seconds):
                 await self._prepare()
 
     async def _prepare(self) -> None:
@@ -126,13 +122,7 @@ class SessionRun:
             self.task.runtime, folder=self.folder / "runtime", mounts=self._parts.installed.mounts
         )
         self._runtime = runtime
-        for index, line in enumerate(self.task.runtime.prepare):
-            command = Command(line, env=self.task.runtime.env)
-            result = await runtime.exec(
-                command, timeout=self.task.timeout_seconds, logs=self.folder, name=f"prepare-{index}"
-            )
-            if result.exit_code != 0:
-                raise RuntimeFailure(f"prepare[{index}] {_ended(result)}: {last_words(result)}")
+        await prepare(runtime, self.task, self.folder, "prepare")
         self._live = LiveSession(
             session_id=self.record.session_id,
             task_id=self.task.task_id,
@@ -171,6 +161,7 @@ class SessionRun:
         assert self._plan is not None
         assert self._live is not None
         await self._enter("RUNNING")
+        self._evaluation.warm_up(self._runtime)
         left = self.task.timeout_seconds - self.timing.get("init", 0.0)
         limit = min(left, self.task.agent_timeout_seconds or self.task.metadata.get("agent_timeout") or left)
         env = {**self._env, **self.task.runtime.env, **self._plan.command.env, **self.task.agent.env}
@@ -195,6 +186,8 @@ class SessionRun:
 
     async def ran(self) -> None:
         """The agent has ended, and what is left waits for a place."""
+        if self.status == "ERROR":  # it is not going to be evaluated
+            await self._evaluation.close()
         await self._enter("POST_RUN")
 
     async def finish(self) -> None:
@@ -208,7 +201,7 @@ class SessionRun:
         completions = await self._node.store.completions(self.record.session_id, self.record.attempt)
         trajectory: Trajectory | None = None
         try:
-            async with _Budget("POST_RUN", self._post_run_seconds):
+            async with Budget("POST_RUN", self._evaluation.seconds) as budget:
                 await self._enter("BUILDING")
                 with self._timed("build"):
                     self._require_calls(completions)
@@ -216,7 +209,7 @@ class SessionRun:
                 if self.status != "ERROR" and self._runtime is not None:
                     await self._enter("EVALUATING")
                     with self._timed("evaluate"):
-                        await self.guard(self._evaluate(trajectory, self._runtime))
+                        await self.guard(self._evaluate(self._runtime, trajectory, budget))
         except StoreFailure:
             raise
         except (PolarError, OSError) as error:
@@ -224,13 +217,9 @@ class SessionRun:
         except Exception as error:
             self.fail(f"{self.record.state.lower()} failed: {type(error).__name__}: {error}")
         self._require_own_fault()
+        await self._evaluation.close()
         await asyncio.to_thread(self._redact_output)
         await self._end(self._make_result(self._scored(trajectory, completions)))
-
-    @property
-    def _post_run_seconds(self) -> float:
-        asked = self.task.evaluator.config.get("timeout_seconds")
-        return POST_RUN_SECONDS + (max(asked, 0.0) if isinstance(asked, int | float) else 0.0)
 
     def _require_own_fault(self) -> None:
         """What failed because nothing could be kept here has not ended: it is to be run again."""
@@ -249,24 +238,9 @@ class SessionRun:
         why = f" ({self.error})" if self.error else ""
         self.status, self.error = "ERROR", f"no model call: the harness never reached the model{why}"
 
-    async def _evaluate(self, trajectory: Trajectory, runtime: Runtime) -> None:
-        evaluation = await self._parts.evaluator.evaluate(
-            FinishedSession(
-                task=self.task,
-                session_id=self.record.session_id,
-                agent_exit_code=self._result.exit_code if self._result else None,
-                timed_out=self.status == "TIMEOUT",
-                trajectory=trajectory,
-                runtime=runtime,
-                logs=self.folder,
-                timeout=self._post_run_seconds - EVALUATION_MARGIN,
-            )
-        )
-        evaluation = checked(evaluation, self.task.evaluator.strategy)
-        if self._node.redaction is not None:
-            kept = self._node.redaction.value(evaluation.metadata)
-            evaluation = dataclasses.replace(evaluation, metadata=kept)
-        self._evaluation = evaluation
+    async def _evaluate(self, runtime: Runtime, trajectory: Trajectory, budget: Budget) -> None:
+        timed_out = self.status == "TIMEOUT"
+        await self._evaluation.evaluate(runtime, trajectory, ended=self._result, timed_out=timed_out, budget=budget)
 
     def _assemble(self, completions: list[Completion]) -> Trajectory:
         return assemble(
@@ -285,9 +259,9 @@ class SessionRun:
         try:
             record_evaluation(
                 trajectory,
-                outcome_reward=self._evaluation.outcome_reward,
-                trace_rewards=self._evaluation.trace_rewards,
-                evaluation=self._evaluation_record(self._evaluation),
+                outcome_reward=self._evaluation.result.outcome_reward,
+                trace_rewards=self._evaluation.result.trace_rewards,
+                evaluation=self._evaluation.told(),
             )
         except ValueError as error:
             self.fail(f"evaluator {self.task.evaluator.strategy}: {error}")
@@ -313,14 +287,6 @@ class SessionRun:
                 log.error("session %s: %s is not redacted yet: %s", self.record.session_id, path.name, error)
         self._output_redacted = done  # what is left is tried once more when the session lets go
 
-    def _evaluation_record(self, evaluation: Evaluation) -> dict[str, Any]:
-        return {
-            "strategy": self.task.evaluator.strategy,
-            "outcome_reward": evaluation.outcome_reward,
-            "trace_rewards": None if evaluation.trace_rewards is None else list(evaluation.trace_rewards),
-            **evaluation.metadata,
-        }
-
     def _provenance(self) -> dict[str, Any]:
         return provenance(
             self._node,
@@ -332,6 +298,8 @@ class SessionRun:
         )
 
     def _make_result(self, trajectory: Trajectory) -> SessionResult:
+        if self._evaluation.warm_seconds is not None:
+            self.timing["warm"] = self._evaluation.warm_seconds
         return SessionResult(
             session_id=self.record.session_id,
             task_id=self.task.task_id,
@@ -357,6 +325,7 @@ class SessionRun:
     def stop(self, reason: str) -> None:
         """End the session now, as ERROR with this reason. The traces of what it has captured are still built."""
         self._stopped = self._stopped or reason
+        self._evaluation.cancel()
         if self._work is not None:
             self._work.cancel()
 
@@ -396,6 +365,7 @@ class SessionRun:
                     self._node.gateway.forget(live)
                 if listener is not None:
                     await self._node.server.release(listener)
+                await self._evaluation.close()
                 if runtime is not None:
                     await runtime.close()
             finally:
@@ -417,23 +387,6 @@ class SessionRun:
             self.timing[stage] = time.monotonic() - begin
 
 
-class _Budget:
-    """A time limit that says which stage ran over it."""
-
-    def __init__(self, stage: str, seconds: float) -> None:
-        self._stage, self._seconds = stage, seconds
-        self._timeout = asyncio.timeout(seconds)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, *error: Any) -> None:
-        try:
-            await self._timeout.__aexit__(*error)
-        except TimeoutError:
-            raise PolarError(f"{self._stage} took longer than its {self._seconds:g} s") from None
-
-
 def ended_before_it_began(
     record: SessionRecord, task: TaskRequest, error: str, node_id: str
 ) -> tuple[SessionRecord, SessionResult]:
@@ -451,7 +404,3 @@ def ended_before_it_began(
         metadata=dict(task.metadata),
     )
     return msgspec.structs.replace(record, state="ERROR", error=error, updated_at=time.time()), result
-
-
-def _ended(result: ExecResult) -> str:
-    return "timed out" if result.timed_out else f"failed with exit code {result.exit_code}"

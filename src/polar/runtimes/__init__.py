@@ -7,7 +7,7 @@ from polar.runtimes.base import Probe, RuntimeBackend
 from polar.runtimes.leftovers import remove_leftovers
 from polar.runtimes.local import BubblewrapBackend
 from polar.runtimes.process import ProcessBackend
-from polar.runtimes.sandbox import refuse_impossible
+from polar.runtimes.sandbox import refuse_impossible, refuse_unsupported
 
 __all__ = [
     "BubblewrapBackend",
@@ -16,6 +16,7 @@ __all__ = [
     "RuntimeBackend",
     "backend",
     "refuse_impossible",
+    "refuse_unsupported",
     "remove_leftovers",
 ]
 

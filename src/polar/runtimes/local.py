@@ -105,10 +105,10 @@ class BubblewrapBackend:
             await place.remove()
             raise
 
-        async def fork(target: Path) -> LocalRuntime:
+        async def another(target: Path) -> LocalRuntime:
             return await self._make(spec, target, mounts, port=None)
 
-        return LocalRuntime(place, inner, env=_environment(spec), fork=fork)
+        return LocalRuntime(place, inner, env=_environment(spec), another=another)
 
 
 def _plan(spec: RuntimeSpec, folder: Path, mounts: tuple[Mount, ...]) -> bubblewrap.Plan:

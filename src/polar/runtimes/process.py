@@ -79,7 +79,7 @@ class ProcessBackend:
             await place.remove()
             raise
 
-        async def fork(target: Path) -> LocalRuntime:
+        async def another(target: Path) -> LocalRuntime:
             return await self.create(spec, folder=target, mounts=mounts)
 
-        return LocalRuntime(place, inner, env={"PATH": path, "TMPDIR": tmp, **spec.env}, fork=fork)
+        return LocalRuntime(place, inner, env={"PATH": path, "TMPDIR": tmp, **spec.env}, another=another)

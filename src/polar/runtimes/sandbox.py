@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from polar.contract.errors import UsageError
-from polar.contract.runtime import Command, ExecResult, RuntimeFailure
+from polar.contract.runtime import Command, ExecResult, Runtime, RuntimeFailure
 from polar.contract.task import RuntimeSpec
 from polar.runtimes import bubblewrap, leftovers, tree
 from polar.runtimes.supervised import Supervised
@@ -136,9 +136,9 @@ class LocalRuntime:
         inner: Supervised,
         *,
         env: Mapping[str, str],
-        fork: Callable[[Path], Awaitable[LocalRuntime]],
+        another: Callable[[Path], Awaitable[LocalRuntime]],
     ) -> None:
-        self._place, self._inner, self._make_fork = place, inner, fork
+        self._place, self._inner, self._make_another = place, inner, another
         self._env = {"HOME": place.home, "LANG": "C.UTF-8", **env}
         self._forks: list[LocalRuntime] = []
         self._fork_numbers = itertools.count(1)
@@ -190,16 +190,31 @@ class LocalRuntime:
         except tree.TreeError as error:
             raise RuntimeFailure(str(error)) from error
 
+    async def fresh(self) -> LocalRuntime:
+        """Another one of the same kind, empty, and without a way to the model."""
+        new = await self._make_another(self._place.folder / "forks" / str(next(self._fork_numbers)))
+        self._forks.append(new)
+        return new
+
+    async def copy_workspace(self, target: Runtime) -> None:
+        """Put a copy of the workspace in place of the target's. Cancelled, it is still done before this returns: the
+        target may be removed next, where nobody may be writing then."""
+        assert isinstance(target, LocalRuntime)
+        source, place = self._place.writable[self.workdir], target._place.writable[target.workdir]
+        copying = asyncio.ensure_future(asyncio.to_thread(tree.replace, source, place))
+        try:
+            await asyncio.shield(copying)
+        except tree.TreeError as error:
+            raise RuntimeFailure(str(error)) from error
+        except asyncio.CancelledError:
+            await asyncio.wait({copying})
+            raise
+
     async def fork(self) -> LocalRuntime:
         """A fresh sandbox with a copy of the workspace, and no way to the model."""
-        new = await self._make_fork(self._place.folder / "forks" / str(next(self._fork_numbers)))
-        self._forks.append(new)
-        source, target = self._place.writable[self.workdir], new._place.writable[new.workdir]
+        new = await self.fresh()
         try:
-            await asyncio.to_thread(tree.copy, source, target)
-        except tree.TreeError as error:
-            await new.close()
-            raise RuntimeFailure(str(error)) from error
+            await self.copy_workspace(new)
         except BaseException:
             await new.close()
             raise

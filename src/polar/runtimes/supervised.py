@@ -206,7 +206,8 @@ class Supervised:
         """Run one command. At the timeout, and when this call is cancelled, everything inside is ended.
 
         Raises:
-            RuntimeFailure: the sandbox is gone, or has no process to give.
+            RuntimeFailure: the sandbox is gone, or has no process to give, or was killed from outside meanwhile: how
+                the command would have ended, nobody knows.
         """
         request = {"argv": list(argv), "env": dict(env), "cwd": cwd, "cap": self._limits.output}
         with self._order(request, stdout, stderr) as answer:
@@ -219,9 +220,9 @@ class Supervised:
             except BaseException:
                 await asyncio.shield(self.end_commands())
                 raise
-        if reply is None:
-            return Ended(-signal.SIGKILL, timed_out=False, reason="the sandbox was killed")
-        how, why = reply
+        how, why = reply or ("", supervisor.KILLED)
+        if why == supervisor.KILLED:
+            raise RuntimeFailure(f"{supervisor.KILLED} while a command ran in it")
         if how == "error":
             raise RuntimeFailure(f"the sandbox can't run {argv[0]}: {why}")
         return Ended(int(how.removeprefix("exit ")), timed_out=False, reason=why or None)

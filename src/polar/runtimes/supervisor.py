@@ -51,6 +51,8 @@ SAMPLE_SECONDS, SELDOM_SECONDS = 0.25, 1.0
 """Between looks at what is used: with a limit on memory, and without one, as a thousand sandboxes look too."""
 CHILDREN = "/proc/{0}/task/{1}/children"
 CHUNK = 1 << 16
+KILLED = "the sandbox was killed"
+"""Why a command ended that nobody inside ended."""
 
 
 def receive(control: socket.socket) -> tuple[bytes, list[int]]:
@@ -145,7 +147,7 @@ class Supervisor:
             for fd, _ in self.poll.poll(every * 1000 if self.commands else None):
                 if fd == self.control.fileno():
                     if not self.receive():
-                        self.end_all("the sandbox was killed")
+                        self.end_all(KILLED)
                         return
                 elif fd == self.wake:
                     with contextlib.suppress(BlockingIOError):

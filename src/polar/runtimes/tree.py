@@ -118,6 +118,22 @@ def copy(source: Path, target: Path) -> None:
         raise TreeError(f"the workspace can't be copied: {error}") from error
 
 
+def replace(source: Path, target: Path) -> None:
+    """As ``copy``, in place of all that is in ``target``, which itself stays: it may be what a sandbox shows.
+
+    Raises:
+        TreeError: as ``copy``, or somebody goes on writing in ``target``.
+    """
+    try:
+        with _opened(str(target), FOLDER) as top:
+            _empty(top)
+    except OSError as error:
+        raise TreeError(
+            f"the workspace can't be emptied for the copy, is something that prepare started writing there? {error}"
+        ) from error
+    copy(source, target)
+
+
 def _copy_folder(here: int, there: int, above: tuple[str, ...], seen: dict[tuple[int, int], str], top: int) -> None:
     if len(above) > MAX_DEPTH:
         raise TreeError(f"the workspace can't be copied: {'/'.join(above[:5])}/... is over {MAX_DEPTH} folders deep")
@@ -177,24 +193,29 @@ def remove(folder: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
-        waiting, count = ["."], 0
-        while waiting:
-            name = waiting.pop()
-            with _opened(name, FOLDER, top) as fd:
-                for entry in os.listdir(fd):
-                    if not stat.S_ISDIR(os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode):
-                        os.unlink(entry, dir_fd=fd)
-                        continue
-                    with contextlib.suppress(OSError):  # most are empty
-                        os.rmdir(entry, dir_fd=fd)
-                        continue
-                    os.chmod(entry, 0o700, dir_fd=fd)
-                    count += 1
-                    moved = f".polar-gone-{secrets.token_hex(4)}-{count}"
-                    os.rename(entry, moved, src_dir_fd=fd, dst_dir_fd=top)
-                    waiting.append(moved)
-            if name != ".":
-                os.rmdir(name, dir_fd=top)
+        _empty(top)
     finally:
         os.close(top)
     os.rmdir(folder)
+
+
+def _empty(top: int) -> None:
+    os.fchmod(top, stat.S_IMODE(os.fstat(top).st_mode) | 0o700)
+    waiting, count = ["."], 0
+    while waiting:
+        name = waiting.pop()
+        with _opened(name, FOLDER, top) as fd:
+            for entry in os.listdir(fd):
+                if not stat.S_ISDIR(os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode):
+                    os.unlink(entry, dir_fd=fd)
+                    continue
+                with contextlib.suppress(OSError):  # most are empty
+                    os.rmdir(entry, dir_fd=fd)
+                    continue
+                os.chmod(entry, 0o700, dir_fd=fd)
+                count += 1
+                moved = f".polar-gone-{secrets.token_hex(4)}-{count}"
+                os.rename(entry, moved, src_dir_fd=fd, dst_dir_fd=top)
+                waiting.append(moved)
+        if name != ".":
+            os.rmdir(name, dir_fd=top)

@@ -13,6 +13,7 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlsplit
@@ -50,10 +51,17 @@ class RolloutClient:
         token: by default ``POLAR_TOKEN``, else ``POLAR_ADMIN_TOKEN``, else the one that ``polar serve`` keeps on this
             machine for this address.
         patience: seconds for which a server that can't be reached is asked again.
+
+    Raises:
+        UsageError: that is no address of a server.
     """
 
     def __init__(self, server: str | None = None, token: str | None = None, *, patience: float = _PATIENCE) -> None:
         self.server = (server or os.environ.get("POLAR_SERVER") or DEFAULT_SERVER).rstrip("/")
+        if not self.server.startswith(("http://", "https://")):
+            raise UsageError(
+                f"{self.server} is no address of a server: write http://HOST:PORT (--server, POLAR_SERVER)"
+            )
         self._token = token or os.environ.get("POLAR_TOKEN") or os.environ.get("POLAR_ADMIN_TOKEN") or ""
         self._token = self._token or kept_token(self.server) or ""
         self._patience = patience
@@ -110,11 +118,17 @@ class RolloutClient:
                 return
 
     async def traces(self, task_id: str, to: Literal["parquet", "jsonl"], path: Path) -> int:
-        """A task's finished traces so far into a file, which is there whole or not at all; its size in bytes."""
+        """A task's finished traces so far into a file, which is there whole or not at all; its size in bytes. Folders
+        that are missing are made.
+
+        Raises:
+            PolarError: the file can't be written, or the download broke off.
+        """
         part = path.with_name(f".{path.name}.{os.getpid()}.partial")
         url = f"{self.server}/rollout/task/{quote(task_id)}/traces.{to}"
         size = 0
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             async with self._session().get(url) as response:
                 if response.status != 200:
                     raise self._refused(response.status, await response.read())
@@ -124,8 +138,11 @@ class RolloutClient:
             part.replace(path)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise PolarError(f"{url}: the download broke off ({error}): try again") from None
+        except OSError as error:
+            raise PolarError(f"{path} can't be written ({error.strerror}): name another file, or make room") from None
         finally:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
         return size
 
     async def nodes(self) -> list[NodeInfo]:
@@ -166,6 +183,8 @@ class RolloutClient:
             if status and status not in (429, 502, 503, 504):
                 raise self._refused(status, answer)
             if loop.time() + pause > patient_until:
+                if status and (why := _detail(answer)):  # its own word: it is there, and can't do this now
+                    raise ServiceError(f"{self.server}: {why}", status)
                 raise PolarError(f"no rollout server at {self.server} ({problem}): start one with polar serve")
             await asyncio.sleep(pause)
             pause = min(2 * pause, 5.0)
@@ -197,14 +216,20 @@ class RolloutClient:
         return self._http
 
     def _refused(self, status: int, answer: bytes) -> ServiceError:
-        try:
-            detail = str(msgspec.json.decode(answer)["detail"])
-        except (msgspec.DecodeError, KeyError, TypeError):
-            detail = answer[:200].decode("utf-8", "replace")
+        said = " ".join(answer[:200].decode("utf-8", "replace").split())
+        detail = _detail(answer) or f"{self.server} is no rollout server (it answered {status}: {said})"
         if status == 401:
             why = "does not know this token" if self._token else "wants a token"
             detail = f"{self.server} {why}: set POLAR_TOKEN to one of its own, such as that in its admin.token"
         return ServiceError(detail, status)
+
+
+def _detail(answer: bytes) -> str | None:
+    """What a rollout server says of an error; ``None``: this is another program's answer."""
+    try:
+        return str(msgspec.json.decode(answer)["detail"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return None
 
 
 class _Entry(msgspec.Struct):

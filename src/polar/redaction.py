@@ -10,6 +10,7 @@ Images are not looked into, nor are ids and names (of models, tools, calls).
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -80,7 +81,7 @@ class Redaction:
             kept.unlink(missing_ok=True)
 
     def value(self, value: Any) -> Any:
-        """A JSON value with every text in it as it may be kept.
+        """A JSON value with every text in it as it may be kept. Names of an object that become alike are numbered.
 
         Raises:
             PolarError: a hook failed.
@@ -88,10 +89,18 @@ class Redaction:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {self.value(name): self.value(each) for name, each in value.items()}
+            return self._object(value)
         if isinstance(value, list | tuple):
             return [self.value(each) for each in value]
         return value
+
+    def _object(self, value: dict[str, Any]) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        for name, each in value.items():
+            told = self.value(name)
+            names = itertools.chain([told], (f"{told} ({number})" for number in itertools.count(2)))
+            kept[next(free for free in names if free not in kept)] = self.value(each)
+        return kept
 
     def text(self, text: str) -> str:
         """A piece of text as it may be kept.

@@ -22,7 +22,7 @@ import polar
 from polar.background import forever
 from polar.client import token_file
 from polar.contract.errors import PolarError, UsageError
-from polar.contract.rollout import NodeSpec, OpenedSession, OpenSession
+from polar.contract.rollout import NodeSpec
 from polar.contract.task import TaskRequest
 from polar.engines import DEFAULT_MODEL, make_engine
 from polar.engines.base import Engine
@@ -51,8 +51,7 @@ from polar.rollout.auth import (
     load_credentials,
     node_credentials,
 )
-from polar.rollout.hosting import LocalInference
-from polar.rollout.http import Refused
+from polar.rollout.hosting import HostedCaptures, LocalInference
 from polar.rollout.metrics import Metrics
 from polar.rollout.node_app import node_app
 from polar.rollout.server import PURGE_EVERY, RolloutServer
@@ -109,7 +108,10 @@ class Service:
         """
         if self._place is None:
             require_free(self.config.host, self.config.port)  # first: a second start by mistake writes nothing
-        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{self._folder} can't be made ({error.strerror}): take another --out") from None
         try:
             starts = {"all": self._start_all, "rollout": self._start_rollout, "gateway": self._start_gateway}
             await starts[self.config.role]()
@@ -178,6 +180,8 @@ class Service:
             LocalInference(node.gateway.inference),
             self.registry,
             node_credentials(self.config.auth, token, self._environ),
+            node_id=self.config.name,
+            server=self.config.server.rstrip("/"),
         )
         await self._listen(one_port(own, node.gateway))
         coordinator = HttpCoordinator(self.config.server, self.config.name, token)
@@ -352,44 +356,6 @@ class Service:
             )
 
         return make
-
-
-class HostedCaptures:
-    """The bare sessions of a gateway in this process, as the control plane opens and closes them.
-
-    Args:
-        refuses: says why none is opened now.
-    """
-
-    def __init__(
-        self, captures: Captures, url: Callable[[], str], refuses: Callable[[], str | None] = lambda: None
-    ) -> None:
-        self._captures = captures
-        self._url = url
-        self._refuses = refuses
-
-    async def open(self, request: OpenSession) -> OpenedSession:
-        if (why := self._refuses()) is not None:
-            raise Refused(503, why)
-        session = await self._captures.open(
-            session_id=request.session_id,
-            task_id=request.task_id,
-            sampling=request.sampling,
-            metadata={**request.metadata, **({"model": request.model} if request.model else {})},
-        )
-        url = self._url()
-        return OpenedSession(
-            session_id=session.session_id,
-            api_key=session.key,
-            base_urls={"openai": f"{url}/v1", "anthropic": url, "google": url},
-            task_id=request.task_id,
-        )
-
-    async def close(self, session_id: str) -> bool:
-        return await self._captures.close(session_id) is not None
-
-    async def forget(self, session_id: str) -> int:
-        return await self._captures.forget(session_id)
 
 
 def _installed() -> dict[str, str]:

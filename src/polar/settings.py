@@ -184,6 +184,8 @@ def _problem(config: ServeConfig) -> str | None:
         return f"runtimes.allow: {', '.join(map(repr, unknown))} is not known: use {', '.join(PERMISSIONS)}"
     if config.role == "gateway" and not config.server:
         return "the role gateway needs server: the address of the rollout server (--server)"
+    if config.server and not config.server.startswith(("http://", "https://")):
+        return f"server must be http://HOST:PORT or https://HOST:PORT, and not {config.server}"
     if config.role != "gateway" and config.server:
         return "server is for the role gateway: leave it out, or say --role gateway"
     if config.port == 0 and config.node_id is None and _is_one_of_many(config):

@@ -54,6 +54,11 @@ def test_options_over_engines_that_are_none_are_a_line(tmp_path: Path, engines: 
         load_settings(written(tmp_path, engines=engines), {"runtimes": {"sandbox": "none"}, "engines": [{}]})
 
 
+def test_a_server_that_is_no_address_is_refused_at_once():
+    with pytest.raises(UsageError, match=r"server must be http://HOST:PORT or .*, and not 10\.0\.0\.1:8080"):
+        load_settings(None, {"role": "gateway", "server": "10.0.0.1:8080"})
+
+
 @pytest.mark.parametrize(
     "where",
     [

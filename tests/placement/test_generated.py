@@ -114,7 +114,7 @@ def test_the_script_is_bash_and_asks_for_its_last_call(polar: Forked, settings: 
     script = make_script(polar, settings, token_file)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     asked = re.findall(r"^#SBATCH (\S+)$", script, re.MULTILINE)
-    assert {"--nodes=3", "--ntasks-per-node=1", "--signal=B:TERM@430"} <= set(asked)
+    assert {"--nodes=3", "--ntasks-per-node=1", "--signal=B:TERM@460"} <= set(asked)
     assert TOKEN not in script
 
 

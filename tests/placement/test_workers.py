@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from polar.client import RolloutClient
+from polar.contract.rollout import BARE_NODE
 from tests.cli.making import Forked, ScriptedProcess, refused
 from tests.faults.fleet import ADMIN, NODE, PATIENCE, Fleet, check_all
 from tests.placement.conftest import TURNS
@@ -68,9 +69,8 @@ async def test_bare_sessions_of_both_workers_are_reached_on_the_one_port(running
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
         opened = []
         for index in (0, 1):
-            async with http.post(
-                f"{port}/workers/{index}/sessions", json={"session_id": f"bare-{index}"}, headers=AS_SERVER
-            ) as reply:
+            asked = {"session_id": f"bare-{index}", "metadata": {BARE_NODE: f"node-0-{index}"}}
+            async with http.post(f"{port}/workers/{index}/sessions", json=asked, headers=AS_SERVER) as reply:
                 opened.append(await reply.json())
         assert [each["base_urls"]["openai"] for each in opened] == [f"{port}/v1"] * 2
         told = [

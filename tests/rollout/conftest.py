@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ from polar.rollout.auth import Credentials
 from polar.rollout.server import RolloutServer
 from polar.store import SQLiteStore
 from polar.store.ledger import Ledger
-from tests.rollout.making import TOKENS, completion, result
+from tests.rollout.making import TOKENS, completion, result, token_of
 
 
 @dataclass
@@ -34,9 +35,9 @@ class World:
     clients: dict[str, httpx.AsyncClient] = field(default_factory=dict)
 
     def as_(self, role: str) -> httpx.AsyncClient:
-        """A client with a token of this role (``nobody``: with none)."""
+        """A client with a token of this role, or of this name if it is bound to nodes (``nobody``: with none)."""
         if role not in self.clients:
-            headers = {} if role == "nobody" else {"Authorization": f"Bearer {TOKENS[role]}"}
+            headers = {} if role == "nobody" else {"Authorization": f"Bearer {token_of(role)}"}
             client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30, trust_env=False)
             self.clients[role] = client
             self.stack.push_async_callback(client.aclose)
@@ -91,16 +92,20 @@ MakeWorld = Callable[..., Awaitable[World]]
 
 @pytest.fixture
 async def make_world(tmp_path: Path) -> AsyncIterator[MakeWorld]:
-    """``make_world(**options)``: a server; with ``ledger=`` of an earlier world, a second one over the same."""
+    """``make_world(**options)``: a server, with further node tokens of the names and for the nodes in ``bound``; with
+    ``ledger=`` of an earlier world, a second one over the same."""
     async with AsyncExitStack() as stack:
 
-        async def make(*, ledger: Ledger | None = None, anonymous: Any = None, **options: Any) -> World:
+        async def make(
+            *, ledger: Ledger | None = None, anonymous: Any = None, bound: Any = MappingProxyType({}), **options: Any
+        ) -> World:
+            known = TOKENS | {name: token_of(name) for name in bound}
             if ledger is None:
                 ledger = SQLiteStore(tmp_path / "polar.db")
                 await ledger.open()
                 stack.push_async_callback(ledger.close)
-            tokens = [(role, role, token) for role, token in TOKENS.items()]
-            credentials = Credentials(tokens, anonymous=anonymous, node_token=TOKENS["node"])  # type: ignore[arg-type]
+            tokens = [(name, name if name in TOKENS else "node", token) for name, token in known.items()]
+            credentials = Credentials(tokens, anonymous=anonymous, bound=bound)  # type: ignore[arg-type]
             server = RolloutServer(ledger, credentials, callback_secret="a secret of callbacks", **options)
             await server.start()
             stack.push_async_callback(server.close)

@@ -11,7 +11,13 @@ from polar.contract.completion import Completion, WeightSpan
 from polar.contract.result import SessionResult, Trajectory
 from polar.contract.rollout import OpenedSession, OpenSession
 
-TOKENS = {role: f"{role}-token-of-the-tests" for role in ("admin", "submit", "read", "node")}
+
+def token_of(name: str) -> str:
+    """The token of a role, or of a further name."""
+    return f"{name}-token-of-the-tests"
+
+
+TOKENS = {role: token_of(role) for role in ("admin", "submit", "read", "node")}
 TOOL = Tool("calc", "Calculates.", {"type": "object", "properties": {"x": {"type": "number"}}})
 
 SHELL = {"harness": "shell", "custom_shell": {"command": "true"}}

@@ -39,7 +39,7 @@ async def _serve(folder: Path, started: threading.Event, found: dict[str, Any]) 
     tokens: list[Any] = [(role, role, token) for role, token in TOKENS.items()]
     server = RolloutServer(
         ledger,
-        Credentials(tokens, node_token=TOKENS["node"]),
+        Credentials(tokens),
         callback_secret="a secret of callbacks",
         capture=Host("bare"),
         inference=LocalInference(InferenceControl()),

@@ -127,7 +127,7 @@ def test_tokens_are_made_once_in_files_of_their_user(tmp_path: Path) -> None:
             actor = credentials.who(path.read_text().strip())
             assert actor is not None
             assert actor.role == path.name.partition(".")[0]
-    assert made.node_token == again.node_token
+    assert made.of_node(auth.SHARED_NODE) == again.of_node(auth.SHARED_NODE) == files[1].read_text().strip()
 
 
 def test_the_environment_comes_first(tmp_path: Path) -> None:

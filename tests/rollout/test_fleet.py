@@ -18,6 +18,7 @@ from polar.rollout import bare
 from polar.rollout.auth import AuthConfig, TokenConfig, node_credentials
 from polar.rollout.hosting import LocalInference
 from polar.rollout.node_app import node_app
+from polar.store.base import StoreFailure
 from tests.rollout.conftest import MakeWorld, World
 from tests.rollout.making import TOKENS, Host, completion, result
 
@@ -31,7 +32,10 @@ class RemoteNode:
         self.registry = CollectorRegistry()
         config = AuthConfig(tokens=(TokenConfig(name="watcher", role="read", env="WATCHER"),))
         credentials = node_credentials(config, TOKENS["node"], {"WATCHER": TOKENS["read"]})
-        self._http = GatewayServer(node_app(self.sessions, LocalInference(self.gate), self.registry, credentials))
+        where = {"node_id": node_id, "server": "http://server"}
+        self._http = GatewayServer(
+            node_app(self.sessions, LocalInference(self.gate), self.registry, credentials, **where)
+        )
 
     @property
     def url(self) -> str:
@@ -196,6 +200,78 @@ async def test_a_bare_session_can_be_forgotten_without_its_node_once_it_has_ende
     await world.node(f"/nodes/{home}/deliveries", ended)
     assert (await world.admin.delete("/sessions/mine")).status_code == 200
     assert (await world.admin.get("/sessions/mine")).status_code == 404
+
+
+async def deleted_while_its_node_was_away(world: World, made: dict[str, RemoteNode]) -> RemoteNode:
+    """A bare session ``mine``; its node, which is back."""
+    await world.admin.post("/sessions", json={"session_id": "mine"})
+    (home,) = [name for name, node in made.items() if "mine" in node.sessions.open_now]
+    ended = Delivery(session_id="mine", attempt=1, result=result("mine", task_id="mine", reward=None))
+    await world.node(f"/nodes/{home}/deliveries", ended)
+    await world.join(home, gateway_url="http://127.0.0.1:1")
+    assert (await world.admin.delete("/sessions/mine")).status_code == 200
+    assert await world.ledger.sessions() == []
+    await world.server._fleet.forget_what_is_left()
+    assert await world.ledger.to_forget() == [("mine", home)], "its node is away"
+    await world.join(home, gateway_url=made[home].url)
+    return made[home]
+
+
+async def test_a_node_that_was_away_forgets_when_it_is_back_what_was_deleted_meanwhile(nodes: Nodes) -> None:
+    world, made = nodes
+    home = await deleted_while_its_node_was_away(world, made)
+    for _ in range(2):
+        await world.server._fleet.forget_what_is_left()
+        assert (home.sessions.forgotten, await world.ledger.to_forget()) == (["mine"], [])
+
+
+async def test_a_new_session_of_an_id_that_was_deleted_stays(nodes: Nodes) -> None:
+    world, made = nodes
+    home = await deleted_while_its_node_was_away(world, made)
+    home.sessions.open_now.clear()
+    for name, node in made.items():
+        if node is not home:
+            await world.admin.delete(f"/nodes/{name}")
+    assert (await world.admin.post("/sessions", json={"session_id": "mine"})).status_code == 200
+    await world.server._fleet.forget_what_is_left()
+    assert (home.sessions.forgotten, await world.ledger.to_forget()) == ([], [])
+    assert (await world.get("/sessions/mine"))["status"] == "RUNNING"
+
+
+async def test_bare_sessions_go_to_all_nodes_in_turn(nodes: Nodes) -> None:
+    world, made = nodes
+    for name in "abcdef":
+        assert (await world.admin.post("/sessions", json={"session_id": name})).status_code == 200
+    assert [len(node.sessions.open_now) for node in made.values()] == [3, 3]
+
+
+async def test_a_bare_session_that_the_ledger_can_not_keep_is_not_left_on_its_node(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, made = nodes
+
+    async def full(record: Any) -> None:
+        raise StoreFailure("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.ledger, "put_session", full)
+        answer = await world.admin.post("/sessions", json={"session_id": "mine"})
+    assert (answer.status_code, answer.json()["detail"]) == (503, "the disk is full")
+    assert sorted(name for node in made.values() for name in node.sessions.forgotten) == ["mine"]
+    assert (await world.admin.post("/sessions", json={"session_id": "mine"})).status_code == 200
+
+
+async def test_a_session_is_opened_at_the_server_and_not_at_a_node(nodes: Nodes) -> None:
+    _, made = nodes
+    node = made["n1"]
+    async with httpx.AsyncClient(base_url=node.url, trust_env=False) as client:
+        for body in ({}, {"session_id": "mine"}, {"metadata": {"capture_node": "n2"}}):
+            headers = {"Authorization": f"Bearer {TOKENS['node']}"}
+            answer = await client.post("/sessions", json=body, headers=headers)
+            assert (answer.status_code, answer.json()["detail"]) == (
+                409, "node n1 opens sessions for its rollout server only: POST http://server/sessions"
+            )  # fmt: skip
+    assert node.sessions.asked == []
 
 
 async def test_a_bare_session_whose_node_is_lost_has_ended(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

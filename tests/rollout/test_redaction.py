@@ -68,6 +68,12 @@ def test_what_a_tool_says_of_itself_is_looked_at() -> None:
     assert schema["properties"]["x"]["description"] == "a secret", "the harness's own stays"
 
 
+def test_names_of_an_object_that_become_alike_are_all_kept() -> None:
+    said = {"secret": 1, "[gone] (2)": {"a secret": 2}, "[gone]": 3, "x": 4}
+    kept = Redaction([("hide", hide)]).value(said)
+    assert kept == {"[gone]": 1, "[gone] (2)": {"a [gone]": 2}, "[gone] (3)": 3, "x": 4}
+
+
 def test_what_is_not_in_the_ids_costs_none() -> None:
     (after,) = stored([completion(detail="the engine said secret", sampling=Sampling(stop=("secret",)))])
     assert (after.detail, after.sampling.stop) == ("the engine said [gone]", ("[gone]",))

@@ -100,6 +100,13 @@ async def test_a_start_on_a_taken_port_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_folder_that_can_not_be_made_is_said_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here")
+    config = settings(tmp_path, "http://127.0.0.1:1", out=str(tmp_path / "file" / "out"))
+    with pytest.raises(UsageError, match=r"file/out can't be made \(Not a directory\): take another --out"):
+        await service.serve(config, {}, asyncio.Event(), lambda _: None)
+
+
 async def test_a_service_that_is_told_to_stop_before_it_has_started_ends(tmp_path: Path) -> None:
     asked = asyncio.Event()
 

@@ -361,3 +361,22 @@ async def test_one_session_of_no_task_is_forgotten_with_what_is_its_own(store: L
     await store.submit(making.task(), 0.0)
     with pytest.raises(StoreConflict, match="is of task task"):
         await store.forget_session("task-0")
+
+
+async def test_what_a_node_still_has_of_a_forgotten_session_is_not_forgotten(store: Ledger) -> None:
+    for name in ("one", "two"):
+        await store.put_session(making.session(name, task_id=name))
+    await store.put_completion(making.completion("one"))
+    assert [await store.forget_there_later("one", "n1") for _ in range(2)] == [1, 0]
+    await store.forget_there_later("two", "n2")
+    await store.forget_session("two")
+    assert await store.sessions() == []
+    await store.purge(1e12)
+    assert await store.to_forget() == [("one", "n1"), ("two", "n2")]
+    await store.forgotten_there("one", "n2")
+    await store.forgotten_there("two", "n2")
+    assert await store.to_forget() == [("one", "n1")]
+    await store.submit(making.task(), 0.0)
+    with pytest.raises(StoreConflict, match="is of task task"):
+        await store.forget_there_later("task-0", "n1")
+    assert await store.to_forget() == [("one", "n1")]

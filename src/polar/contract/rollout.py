@@ -79,6 +79,8 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     harnesses: dict[str, str] = {}
     """Installed harnesses and their versions."""
     engines: list[dict[str, Any]] = []
+    credential: str = ""
+    """The name of the token under which it registered: the server's word, whatever the node says."""
 
 
 class NodeInfo(msgspec.Struct, kw_only=True):
@@ -102,6 +104,8 @@ class NodeInfo(msgspec.Struct, kw_only=True):
     version: str = ""
     harnesses: dict[str, str] = {}
     engines: list[dict[str, Any]] = []
+    credential: str = ""
+    """The name of the token under which it registered."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,7 +70,7 @@ def script(config: ServeConfig, path: Path, token_file: Path, nodes: int) -> str
     """
     return _SCRIPT.format(
         nodes=nodes,
-        last_call=max(LAST_CALL, math.ceil(config.limits.drain_seconds) + 30),
+        last_call=max(LAST_CALL, math.ceil(config.limits.drain_seconds) + 60),
         server=_word(config.server or ""),
         config=_word(str(path)),
         token_file=_word(str(token_file)),

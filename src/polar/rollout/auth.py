@@ -1,7 +1,8 @@
 """Who may do what. A credential is a token with a name and a role; its holder may do what the role may.
 
 ``admin`` may do what ``submit`` may, and ``submit`` what ``read`` may; ``node`` is for gateway nodes alone, and an
-admin can't pass for one. Tokens are compared as digests, all of them each time, so that time tells nothing.
+admin can't pass for one. A node's token may be bound to the names of some nodes, and then speaks for no other. Tokens
+are compared as digests, all of them each time, so that time tells nothing.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -36,14 +40,20 @@ SHORTEST = 16
 """Characters that a token must have at least."""
 REFUSALS_PER_SECOND = 20
 """So many refusals of unknown callers are logged one by one; the rest of that second as a number."""
+SHARED_NODE = "node"
+"""The name of the node token that is always there, and good for any node."""
+_NODES = r"[A-Za-z0-9_.*?\[\]!-]+"
 
 
 class TokenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A further token: whose it is, what it may do, and the environment variable that has it."""
+    """A further token: whose it is, what it may do, and the environment variable that has it.
+
+    ``nodes``, with the role ``node``: the only names under which it is good, or shell-style patterns of them."""
 
     name: str
     role: Role
     env: str
+    nodes: tuple[str, ...] | None = None
 
 
 class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,14 +64,24 @@ class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """Who calls: the name of the credential, and its role."""
+    """Who calls: the name of the credential, its role, and the nodes that it may speak for (``None``: any)."""
 
     name: str
     role: Role
+    nodes: tuple[str, ...] | None = None
 
     def may(self, role: Role) -> bool:
         """Whether it may do what this role may."""
         return role in _MAY[self.role]
+
+    def not_for(self, node_id: str) -> str | None:
+        """Why it may not speak for this node, and what to do; ``None``: it may."""
+        if self.nodes is None or any(fnmatchcase(node_id, pattern) for pattern in self.nodes):
+            return None
+        return (
+            f"the token {self.name} is good for the nodes {', '.join(self.nodes)}, and not for {node_id[:128]}: "
+            "start that one under another name (--node-id) or with another token, or add it to nodes in auth.tokens"
+        )
 
 
 class Credentials:
@@ -70,15 +90,24 @@ class Credentials:
     Args:
         tokens: a name, a role and the token, each.
         anonymous: the role of a caller without a token.
-        node_token: what this server shows to nodes.
+        bound: the names of those tokens that are good for some nodes only, and which.
     """
 
     def __init__(
-        self, tokens: Sequence[tuple[str, Role, str]], *, anonymous: Role | None = None, node_token: str = ""
+        self,
+        tokens: Sequence[tuple[str, Role, str]],
+        *,
+        anonymous: Role | None = None,
+        bound: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
-        self.node_token = node_token
-        self._known = [(_digest(token), Actor(name, role)) for name, role, token in tokens]
+        self._known = [(_digest(token), Actor(name, role, bound.get(name))) for name, role, token in tokens]
+        self._of_nodes = {name: token for name, role, token in tokens if role == "node"}
         self._anonymous = Actor("anonymous", anonymous) if anonymous else None
+
+    def of_node(self, credential: str) -> str | None:
+        """The node token of this name: what this server shows to a node that has shown it. Never another one, which
+        would be given to whoever listens there."""
+        return self._of_nodes.get(credential)
 
     def who(self, token: str | None) -> Actor | None:
         """Whose token this is; ``None``: nobody's."""
@@ -107,7 +136,7 @@ def load_credentials(
     env = os.environ if environ is None else environ
     files: list[Path] = []
     tokens: list[tuple[str, Role, str]] = []
-    for name, role, variable in (("admin", "admin", ADMIN_ENV), ("node", "node", NODE_ENV)):
+    for name, role, variable in (("admin", "admin", ADMIN_ENV), (SHARED_NODE, "node", NODE_ENV)):
         token = env.get(variable)
         if not token:
             path = folder / f"{name}.token"
@@ -119,7 +148,7 @@ def load_credentials(
         if not given:
             raise UsageError(f"auth.tokens: {each.name}: the environment variable {each.env} is not set")
         tokens.append((each.name, each.role, _long_enough(given, each.env)))
-    return Credentials(_all_apart(tokens), anonymous=config.anonymous, node_token=tokens[1][2]), files
+    return Credentials(_all_apart(tokens), anonymous=config.anonymous, bound=_bound(config)), files
 
 
 def node_credentials(config: AuthConfig, node_token: str, environ: Mapping[str, str]) -> Credentials:
@@ -136,6 +165,22 @@ def node_credentials(config: AuthConfig, node_token: str, environ: Mapping[str, 
         if role != "node" and (given := environ.get(variable)):
             tokens.append((name, role, _long_enough(given, variable)))
     return Credentials(_all_apart(tokens))
+
+
+def _bound(config: AuthConfig) -> dict[str, tuple[str, ...]]:
+    """The tokens that are good for some nodes only."""
+    found = {each.name: each.nodes for each in config.tokens if each.nodes is not None}
+    for each in config.tokens:
+        if each.nodes is None:
+            continue
+        where = f"auth.tokens: {each.name}: nodes"
+        if each.role != "node":
+            raise UsageError(f"{where} is for tokens of the role node, and this one has {each.role}: leave it out")
+        if not each.nodes:
+            raise UsageError(f"{where} is empty: name one, or leave it out for a token that is good for any node")
+        if odd := [pattern for pattern in each.nodes if not re.fullmatch(_NODES, pattern)]:
+            raise UsageError(f"{where}: {odd[0]!r} is no name of a node, nor a pattern such as gpu-*")
+    return found
 
 
 def _all_apart(tokens: list[tuple[str, Role, str]]) -> list[tuple[str, Role, str]]:

@@ -1,12 +1,13 @@
 """The gateway as the control plane needs it: bare capture sessions, and inference that stops and goes on.
 
 Where gateway and rollout server are one process the lead hands over its own; where they are apart, the nodes are
-asked over HTTP, under the node credential, on the very routes that ``node_routes`` gives them.
+asked over HTTP, under the node token that each has shown, on the very routes that ``node_routes`` gives them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -18,9 +19,13 @@ import msgspec
 from polar.contract.arrays import from_json, to_json, to_plain
 from polar.contract.errors import PolarError
 from polar.contract.rollout import BARE_NODE, NodeInfo, OpenedSession, OpenSession
+from polar.gateway.captures import Captures
+from polar.rollout.auth import SHARED_NODE
 from polar.rollout.http import Refused
 from polar.store.base import SessionRecord, StoreConflict
 from polar.store.ledger import Ledger
+
+log = logging.getLogger("polar.rollout")
 
 _SECONDS = 30.0
 
@@ -93,16 +98,56 @@ class LocalInference:
         return _plain(self._gate.set_version(version))
 
 
+class HostedCaptures:
+    """The bare sessions of a gateway in this process, as the control plane opens and closes them.
+
+    Args:
+        refuses: says why none is opened now.
+    """
+
+    def __init__(
+        self, captures: Captures, url: Callable[[], str], refuses: Callable[[], str | None] = lambda: None
+    ) -> None:
+        self._captures = captures
+        self._url = url
+        self._refuses = refuses
+
+    async def open(self, request: OpenSession) -> OpenedSession:
+        if (why := self._refuses()) is not None:
+            raise Refused(503, why)
+        session = await self._captures.open(
+            session_id=request.session_id,
+            task_id=request.task_id,
+            sampling=request.sampling,
+            metadata={**request.metadata, **({"model": request.model} if request.model else {})},
+        )
+        url = self._url()
+        return OpenedSession(
+            session_id=session.session_id,
+            api_key=session.key,
+            base_urls={"openai": f"{url}/v1", "anthropic": url, "google": url},
+            task_id=session.task_id,
+            created_at=time.time(),
+        )
+
+    async def close(self, session_id: str) -> bool:
+        return await self._captures.close(session_id) is not None
+
+    async def forget(self, session_id: str) -> int:
+        return await self._captures.forget(session_id)
+
+
 class Fleet:
     """The gateways of all nodes, over HTTP: a ``CaptureHost`` and an ``Inference``.
 
     Args:
-        node_token: the credential that the nodes know.
+        token_of: the node token of a name, if there is one here. A node is shown the one that it has shown itself.
     """
 
-    def __init__(self, ledger: Ledger, node_token: str) -> None:
+    def __init__(self, ledger: Ledger, token_of: Callable[[str], str | None]) -> None:
         self._ledger = ledger
-        self._headers = {"Authorization": f"Bearer {node_token}", "Content-Type": "application/json"}
+        self._token_of = token_of
+        self._given_at: dict[str, float] = {}
         self._http: aiohttp.ClientSession | None = None
 
     async def aclose(self) -> None:
@@ -123,8 +168,11 @@ class Fleet:
         if not nodes:
             how = "every gateway node drains" if healthy else "no gateway node is healthy"
             raise Refused(503, f"{how}: start one, or wait for it")
-        node = min(nodes, key=lambda each: each.sessions)
-        answer = await self._ask(node, "POST", "/sessions", to_json(request))
+        # Leases don't count bare sessions: of those that hold as many, the one that was given one longest ago.
+        node = min(nodes, key=lambda each: (each.sessions, self._given_at.get(each.node_id, 0.0)))
+        self._given_at[node.node_id] = time.monotonic()
+        there = msgspec.structs.replace(request, metadata={**request.metadata, BARE_NODE: node.node_id})
+        answer = await self._ask(node, "POST", "/sessions", to_json(there))
         opened = from_json(answer, OpenedSession)
         now = time.time()
         record = SessionRecord(
@@ -136,7 +184,12 @@ class Fleet:
             updated_at=now,
             metadata={**request.metadata, BARE_NODE: node.node_id},
         )
-        await self._ledger.put_session(record)
+        try:
+            await self._ledger.put_session(record)
+        except PolarError:  # nobody gets its key, and its id may be asked for again
+            with suppress(PolarError):
+                await self._ask(node, "DELETE", f"/sessions/{opened.session_id}")
+            raise
         return opened
 
     async def close(self, session_id: str) -> bool:
@@ -152,6 +205,22 @@ class Fleet:
             return 0
         answer = await self._ask(node, "DELETE", f"/sessions/{session_id}")
         return int(msgspec.json.decode(answer).get("messages_deleted", 0))
+
+    async def forget_what_is_left(self) -> None:
+        """Have nodes that are back forget what was forgotten here while they were away. Called now and then."""
+        nodes = {node.node_id: node for node in await self._nodes()}
+        for session_id, node_id in await self._ledger.to_forget():
+            if node_id not in nodes:
+                continue
+            again = await self._ledger.session(session_id)
+            if again is None or again.metadata.get(BARE_NODE) != node_id:  # else it is gone: there is a new one
+                try:
+                    await self._ask(nodes[node_id], "DELETE", f"/sessions/{session_id}")
+                except Refused as error:
+                    log.warning("session %s is still to be forgotten on its node: %s", session_id, error)
+                    del nodes[node_id]
+                    continue
+            await self._ledger.forgotten_there(session_id, node_id)
 
     async def _node_of(self, session_id: str) -> NodeInfo | None:
         """The node that has a bare session; ``None``: it is on none."""
@@ -217,13 +286,21 @@ class Fleet:
         self, node: NodeInfo, method: str, path: str, body: bytes = b"", *, wait: float = 0.0, also: int = 200
     ) -> bytes:
         """The body of the answer, if its status is 200 or ``also``."""
+        token = self._token_of(node.credential or SHARED_NODE)
+        if token is None:
+            raise Refused(
+                503,
+                f"node {node.node_id} came with the token {node.credential}, which this server does not have: give "
+                "every server the same auth.tokens, or start that node again",
+            )
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         if self._http is None:
-            self._http = aiohttp.ClientSession(headers=self._headers)
+            self._http = aiohttp.ClientSession()
         url = node.gateway_url.rstrip("/") + path
         try:
             async with (
                 asyncio.timeout(_SECONDS + wait),
-                self._http.request(method, url, data=body, allow_redirects=False) as response,
+                self._http.request(method, url, data=body, headers=headers, allow_redirects=False) as response,
             ):
                 answer = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:

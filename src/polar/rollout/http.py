@@ -26,7 +26,7 @@ from polar.rollout.auth import Actor, Audit, Credentials, Role
 from polar.rollout.browsers import OwnNames
 from polar.rollout.dispatch import UnknownNode
 from polar.rollout.wire import encode
-from polar.store.base import StoreConflict
+from polar.store.base import NotHeld, StoreConflict
 
 log = logging.getLogger("polar.rollout")
 
@@ -49,6 +49,10 @@ class Refused(PolarError):
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
         self.status = status
+
+
+class NotYours(NotAllowed):
+    """A node's token was shown for another node: 403."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +208,8 @@ class Endpoint:
             return await self._checked(request)
         except Refused as error:
             return failure(error.status, str(error))
+        except NotYours as error:
+            return failure(403, str(error))
         except UnknownNode as error:
             return failure(404, str(error))
         except UsageError as error:
@@ -239,9 +245,9 @@ class Endpoint:
             await done(subject)
         try:
             return await self._route.handler(Call(request, actor, query, body, done))
-        except NotAllowed as error:
+        except (NotAllowed, NotHeld) as error:
             if self._audit is not None:
-                named = body.get("task_id") if isinstance(body, dict) else None
+                named = body.get("task_id") if isinstance(body, dict) else getattr(body, "node_id", None)
                 await self._audit.refused(actor, self._route.name, subject or str(named)[:128], str(error)[:1000])
             raise
 
@@ -252,13 +258,16 @@ class Endpoint:
         token = shown_token(request.headers)
         actor = self._credentials.who(token)
         foreign = self._own.foreign(request.headers) if token is None and actor is not None else None
-        if actor is not None and actor.may(role) and foreign is None:
+        other = self._other_node(actor, request)
+        if actor is not None and actor.may(role) and foreign is None and other is None:
             return actor
         if foreign is not None:
             status, why, actor = 401, foreign, None
         elif actor is None:
             said = "no token" if token is None else "unknown credential"
             status, why = 401, f"{said}: send a token of this server as 'Authorization: Bearer TOKEN'"
+        elif actor.may(role) and other is not None:
+            status, why = 403, other
         else:
             status, why = 403, f"{actor.name} may {actor.role} here, but this needs a token of role {role}"
         if actor is None:
@@ -266,6 +275,12 @@ class Endpoint:
         if self._audit is not None:
             await self._audit.refused(actor, self._route.name, self._subject(request), why)
         raise Refused(status, why)
+
+    def _other_node(self, actor: Actor | None, request: Request) -> str | None:
+        """Why a node's token is not good for the node in the path."""
+        if actor is None or self._route.role != "node" or "node_id" not in self._route.ids:
+            return None
+        return actor.not_for(request.path_params["node_id"])
 
     def _subject(self, request: Request) -> str:
         names = self._route.ids

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from polar.contract.result import SessionResult, SessionState
 from polar.contract.rollout import NodeInfo
@@ -23,9 +25,21 @@ _MERGED = (1, 1.5, 2, 3, 5, 8, 13, 21, 34, 55, 100)
 
 
 def count_guesses(registry: CollectorRegistry) -> Guesses:
-    """Guesses at tokens of the control plane, counted in this registry."""
-    counter = Counter("polar_unknown_tokens", "Requests with a token that is nobody's, or none.", registry=registry)
-    return Guesses("token", counter.inc)
+    """Guesses at tokens of the control plane, which this registry shows."""
+    guesses = Guesses("token")
+    registry.register(_Refused(guesses))
+    return guesses
+
+
+class _Refused(Collector):
+    """How many guesses there were."""
+
+    def __init__(self, guesses: Guesses) -> None:
+        self._guesses = guesses
+
+    def collect(self) -> Iterator[Metric]:
+        words = "Requests with a token that is nobody's, or none."
+        yield CounterMetricFamily("polar_unknown_tokens", words, value=self._guesses.count)
 
 
 class Metrics:

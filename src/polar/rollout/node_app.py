@@ -9,24 +9,38 @@ import time
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.responses import Response
 
-from polar.contract.rollout import OpenSession
+from polar.contract.rollout import BARE_NODE, OpenSession
 from polar.rollout.app import App, app
 from polar.rollout.auth import Credentials
 from polar.rollout.hosting import CaptureHost, Inference
-from polar.rollout.http import Call, Route, reply
+from polar.rollout.http import Call, Refused, Route, reply
 from polar.rollout.inference_api import InferenceAPI
 from polar.rollout.metrics import CONTENT_TYPE, count_guesses
 from polar.rollout.sessions_api import Closed, Forgotten, capture_routes
 
 
 def node_app(
-    capture: CaptureHost, inference: Inference, registry: CollectorRegistry, credentials: Credentials
+    capture: CaptureHost,
+    inference: Inference,
+    registry: CollectorRegistry,
+    credentials: Credentials,
+    *,
+    node_id: str,
+    server: str,
 ) -> App:
-    """The ASGI app of a node's control plane. ``registry`` has the node's numbers."""
+    """The ASGI app of a node's control plane.
+
+    Args:
+        registry: has the node's numbers.
+        node_id, server: who this is, and where its rollout server is.
+    """
     began = time.time()
 
     async def open_session(call: Call) -> Response:
-        return reply(await capture.open(call.body or OpenSession()))
+        request: OpenSession = call.body or OpenSession()
+        if request.metadata.get(BARE_NODE) != node_id:  # its server says where it will look for it
+            raise Refused(409, f"node {node_id} opens sessions for its rollout server only: POST {server}/sessions")
+        return reply(await capture.open(request))
 
     async def close_session(call: Call) -> Response:
         name = call.id("session_id")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
 from polar.contract.errors import UsageError
@@ -22,7 +23,7 @@ from polar.contract.rollout import (
 )
 from polar.contract.task import ID_PATTERN
 from polar.rollout.dispatch import Dispatch
-from polar.rollout.http import Call, Query, Route, reply
+from polar.rollout.http import Call, NotYours, Query, Route, reply
 from polar.rollout.views import whole_nodes
 from polar.store.ledger import Ledger
 
@@ -94,7 +95,10 @@ class NodesAPI:
             raise UsageError("a node has one worker or more for each stage")
         if not spec.gateway_url.startswith(("http://", "https://")):
             raise UsageError("gateway_url must be http://HOST:PORT or https://HOST:PORT")
-        return reply(await self._dispatch.register(spec))
+        for name in (spec.node_id, spec.worker_of or spec.node_id):  # who names a node hides it in the list of nodes
+            if (why := call.actor.not_for(name)) is not None:
+                raise NotYours(why)
+        return reply(await self._dispatch.register(msgspec.structs.replace(spec, credential=call.actor.name)))
 
     async def heartbeat(self, call: Call) -> Response:
         return reply(await self._dispatch.heartbeat(call.id("node_id"), call.body))

@@ -37,6 +37,7 @@ from polar.rollout.sessions_api import SessionsAPI
 from polar.rollout.tasks_api import TasksAPI, check_task
 from polar.rollout.tracing import SessionTraces
 from polar.rollout.watch_api import WatchAPI
+from polar.runtimes import refuse_unsupported
 from polar.store.ledger import Ledger
 
 log = logging.getLogger("polar.rollout")
@@ -44,6 +45,7 @@ log = logging.getLogger("polar.rollout")
 EXPIRE_EVERY = 1.0
 PURGE_EVERY = 600.0
 ORPHANS_EVERY = 60.0
+FORGET_EVERY = 10.0
 
 
 class RetentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +93,7 @@ class RolloutServer:
         self._ledger = ledger
         self._traces = traces
         self._retention = retention or RetentionConfig()
-        self._fleet = Fleet(ledger, credentials.node_token)
+        self._fleet = Fleet(ledger, credentials.of_node)
         self._callbacks = Callbacks(
             ledger,
             self.feed,
@@ -125,6 +127,9 @@ class RolloutServer:
             asyncio.create_task(follow_results(self._ledger, self.feed, counted, self.metrics.session_ended)),
             asyncio.create_task(forever(self._purge, "retention", every=PURGE_EVERY)),
             asyncio.create_task(
+                forever(self._fleet.forget_what_is_left, "what nodes have to forget", every=FORGET_EVERY)
+            ),
+            asyncio.create_task(
                 forever(partial(end_orphans, self._ledger), "bare sessions of lost nodes", every=ORPHANS_EVERY)
             ),
         ]
@@ -147,6 +152,8 @@ class RolloutServer:
         check_task(task, allow_import=self._allow_import)
         if self._check is not None:
             self._check(task)
+        if task.runtime.backend == "local":  # the sessions of others end as ERROR that says so
+            refuse_unsupported(task.runtime)
         if task.callback_url is not None:
             self._callbacks.hosts.check_url(task.callback_url)
 

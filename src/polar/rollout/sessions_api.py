@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from polar.contract.completion import Completion
 from polar.contract.result import TERMINAL_STATES, SessionResult
-from polar.contract.rollout import OpenedSession, OpenSession
+from polar.contract.rollout import BARE_NODE, OpenedSession, OpenSession
 from polar.contract.task import ID_PATTERN, BuilderSpec
 from polar.results import rebuild
 from polar.rollout.auth import Role
@@ -164,17 +164,19 @@ class SessionsAPI:
         return reply(Closed(record.session_id, await self._close(record)))
 
     async def forget(self, call: Call) -> Response:
-        """Here and on its gateway; one that has ended also where that is away: there its retention does it."""
+        """Here and on its gateway; one that has ended also where that is away, which is told when it is back."""
         record = await self._bare(call.id("session_id"))
         name = record.session_id
         there = 0
-        if self._capture is not None:
-            try:
+        try:
+            if self._capture is not None:
                 there = await self._capture.forget(name)
-            except Refused:
-                if record.state not in TERMINAL_STATES:
-                    raise
-        here = await self._ledger.forget_session(name)  # of the same calls, as far as they were handed over
+            here = await self._ledger.forget_session(name)  # of the same calls, as far as they were handed over
+        except Refused:
+            node = record.metadata.get(BARE_NODE)
+            if record.state not in TERMINAL_STATES or node is None:
+                raise
+            here = await self._ledger.forget_there_later(name, node)
         self._written()
         return reply(Forgotten(name, max(there, here)))
 

@@ -21,6 +21,10 @@ class StoreConflict(PolarError):
     """The same id was written again with other content, or the write is under an attempt that is over."""
 
 
+class NotHeld(StoreConflict):
+    """A node writes under an attempt that was never its own. A server writes it to its audit log."""
+
+
 class StoreFailure(PolarError):
     """The database could not be read or written (disk full, read-only, damaged, closed, away for too long). A write
     that ends so was not kept (of a database server that is away, nobody can know), and may be repeated; everything

@@ -225,6 +225,16 @@ class DatabaseStore(ABC):
     async def forget_session(self, session_id: str) -> int:
         return await self._write(partial(retention.forget_session, session_id=session_id))
 
+    async def forget_there_later(self, session_id: str, node_id: str) -> int:
+        forget = partial(retention.forget_there_later, session_id=session_id, node_id=node_id)
+        return await self._write(forget)
+
+    async def to_forget(self) -> list[tuple[str, str]]:
+        return await self._read(queries.to_forget)
+
+    async def forgotten_there(self, session_id: str, node_id: str) -> None:
+        await self._write(partial(retention.forgotten_there, session_id=session_id, node_id=node_id))
+
     async def purge(self, before: float) -> Purged:
         purged = []
         for task_id in await self._read(partial(retention.tasks_over, before=before)):

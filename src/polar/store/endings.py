@@ -14,7 +14,7 @@ from polar.contract.completion import Completion
 from polar.contract.result import TERMINAL_STATES, Reconstruction, SessionResult, Trajectory
 from polar.contract.task import BuilderSpec, TaskRequest
 from polar.store import rules, sessions
-from polar.store.base import SessionRecord, StoreConflict
+from polar.store.base import NotHeld, SessionRecord, StoreConflict
 from polar.store.codec import CompletionRow, dumps, encode_result, loads, tokens_trained
 from polar.store.connection import Connection
 
@@ -95,7 +95,7 @@ def deliver(
         "SELECT node_id, lapses FROM leases WHERE session = ? AND attempt = ?", (stored.key, attempt)
     ).fetchone()
     if lease is None or lease[0] != node_id:
-        raise StoreConflict(f"node {node_id} does not hold session {session_id} attempt {attempt}")
+        raise NotHeld(f"node {node_id} does not hold session {session_id} attempt {attempt}")
     for completion, row, shared in completions:
         rules.put_completion(db, completion, row, shared, history=True)
     if end is None or _is_repeated(db, end):

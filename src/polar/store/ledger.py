@@ -210,6 +210,18 @@ class Ledger(Store, Protocol):
         """The newest entries, oldest first."""
         ...
 
+    async def forget_there_later(self, session_id: str, node_id: str) -> int:
+        """``forget_session``, and in the same transaction a note that this node, which is away, has it still."""
+        ...
+
+    async def to_forget(self) -> list[tuple[str, str]]:
+        """What nodes must still be told to forget: sessions' ids, each with its node's; by node."""
+        ...
+
+    async def forgotten_there(self, session_id: str, node_id: str) -> None:
+        """The node has forgotten it."""
+        ...
+
     async def purge(self, before: float) -> Purged:
         """Forget tasks all of whose sessions ended before ``before``, with their sessions, calls and results; bare
         capture sessions likewise. What other sessions share is kept, and so is what a callback or a journal still

@@ -207,6 +207,11 @@ def audit_log(db: Connection, limit: int) -> list[AuditEntry]:
     return _objects(db, AuditEntry, "SELECT body FROM audit ORDER BY id DESC LIMIT ?", (limit,))[::-1]
 
 
+def to_forget(db: Connection) -> list[tuple[str, str]]:
+    rows = db.execute("SELECT session_id, node_id FROM forgotten ORDER BY node_id, session_id").fetchall()
+    return [(session_id, node_id) for session_id, node_id in rows]
+
+
 def knows_node(db: Connection, node_id: str) -> bool:
     return db.execute("SELECT 1 FROM nodes WHERE node_id = ?", (node_id,)).fetchone() is not None
 
@@ -247,4 +252,5 @@ def _node(
         version=spec.version,
         harnesses=spec.harnesses,
         engines=spec.engines,
+        credential=spec.credential,
     )

@@ -78,6 +78,20 @@ def forget_session(db: Connection, session_id: str) -> int:
     return _forget(db, row[0], session_id)
 
 
+def forget_there_later(db: Connection, session_id: str, node_id: str) -> int:
+    """Drop a session of no stored task, and remember that a node still has it; how many calls were here."""
+    calls = forget_session(db, session_id)
+    db.execute(
+        "INSERT INTO forgotten (session_id, node_id) VALUES (?, ?) ON CONFLICT DO NOTHING", (session_id, node_id)
+    )
+    return calls
+
+
+def forgotten_there(db: Connection, session_id: str, node_id: str) -> None:
+    """The node does not have it any more."""
+    db.execute("DELETE FROM forgotten WHERE session_id = ? AND node_id = ?", (session_id, node_id))
+
+
 def handed_over(db: Connection, before: float, aside: bool) -> list[str]:
     """Sessions of a journal that have not moved since ``before``, ended or not, with nothing left to hand over.
     ``aside``: also those with something that was set aside."""

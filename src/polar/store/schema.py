@@ -179,4 +179,6 @@ STEPS: tuple[Step, ...] = (
         "ALTER TABLE unshipped ADD COLUMN refused {blob}",
         "ALTER TABLE undelivered ADD COLUMN refused {blob}",
     ),
+    # Bare sessions that were forgotten here while their node was away, which must forget them, too.
+    ("CREATE TABLE forgotten (session_id TEXT NOT NULL, node_id TEXT NOT NULL, PRIMARY KEY (session_id, node_id))",),
 )

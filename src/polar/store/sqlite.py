@@ -83,10 +83,18 @@ class SQLiteStore(DatabaseStore):
 
     async def forget_session(self, session_id: str) -> int:
         calls = await super().forget_session(session_id)
+        self._wipe_later()
+        return calls
+
+    async def forget_there_later(self, session_id: str, node_id: str) -> int:
+        calls = await super().forget_there_later(session_id, node_id)
+        self._wipe_later()
+        return calls
+
+    def _wipe_later(self) -> None:
         self._unwiped = True
         if self._wiping is None or self._wiping.done():
             self._wiping = asyncio.create_task(self._wipe_soon())
-        return calls
 
     async def _wipe_soon(self) -> None:
         while self._unwiped:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 log = logging.getLogger("polar.refused")
 
@@ -20,13 +19,12 @@ class Guesses:
 
     Args:
         what: the credential, as the log calls it.
-        counted: told of each.
     """
 
-    def __init__(self, what: str, counted: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, what: str) -> None:
         self.count = 0
+        """So many were refused."""
         self._what = what
-        self._counted = counted
         self._untold = 0
         self._last = ""
         self._quiet: asyncio.TimerHandle | None = None
@@ -34,7 +32,6 @@ class Guesses:
     def refused(self, address: str | None) -> None:
         """One was refused, which came from this address."""
         self.count += 1
-        self._counted()
         self._untold += 1
         self._last = address or "a sandbox"
         if self._quiet is None:

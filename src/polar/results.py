@@ -23,6 +23,8 @@ from polar.store.base import Store
 from polar.store.lock import FileLock
 from polar.trajectories.assemble import assemble, record_evaluation, unbuilt
 from polar.trajectories.export import export
+from polar.trajectories.rewards import assign
+from polar.trajectories.text_only import text_traces
 from polar.trajectories.weights import WeightSummary
 
 T = TypeVar("T")
@@ -61,12 +63,18 @@ def require_writable(path: Path) -> None:
 
 
 async def rebuild(
-    store: Store, result: SessionResult, builder: BuilderSpec | None = None, *, allow_import: bool = False
+    store: Store,
+    result: SessionResult,
+    builder: BuilderSpec | None = None,
+    *,
+    allow_import: bool = False,
+    with_text: bool = False,
 ) -> SessionResult:
     """A stored result with its traces, built afresh from its completions.
 
     Args:
         builder: another builder than the task's own. Rewards by trace do not carry over to it.
+        with_text: after those, the traces of calls without token ids (see ``polar.trajectories.text_only``).
     """
     task = await store.task(result.task_id)
     stored = result.trajectory
@@ -105,6 +113,10 @@ async def rebuild(
         trace_rewards=by_trace,
         evaluation=evaluation,
     )
+    if with_text:
+        more = text_traces(completions)
+        assign(more, evaluation.get("outcome_reward"))
+        trajectory.traces += more
     result.trajectory = trajectory
     return result
 
@@ -137,13 +149,14 @@ async def stream_results(
     builder: BuilderSpec | None = None,
     *,
     allow_import: bool = False,
+    with_text: bool = False,
 ) -> T:
-    """Call ``consume`` in a thread with an iterator over these results, rebuilt one at a time."""
+    """Call ``consume`` in a thread with an iterator over these results, rebuilt (see ``rebuild``) one at a time."""
     loop = asyncio.get_running_loop()
 
     def results() -> Iterator[SessionResult]:
         for result in pending:
-            work = rebuild(store, result, builder, allow_import=allow_import)
+            work = rebuild(store, result, builder, allow_import=allow_import, with_text=with_text)
             yield asyncio.run_coroutine_threadsafe(work, loop).result()
             result.trajectory.traces = []
 

@@ -49,6 +49,8 @@ class ScriptedSGLang(ScriptedServer):
         """What came to the routes that pause and load, in order."""
         self.loads = True
         """Whether weights can be loaded."""
+        self.hung = False
+        """The scheduler answers nothing, while the process before it goes on."""
         self._running: dict[str, asyncio.Event] = {}
         self.app = web.Application(client_max_size=1 << 28)
         self.app.add_routes(
@@ -76,7 +78,12 @@ class ScriptedSGLang(ScriptedServer):
         return web.json_response(told | {"is_generation": True, "has_image_understanding": False})
 
     async def _server_info(self, _request: web.Request) -> web.Response:
+        await self._scheduled()
         return web.json_response(self.flags)
+
+    async def _scheduled(self) -> None:
+        if self.hung:
+            await asyncio.Event().wait()
 
     async def _administer(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -100,6 +107,7 @@ class ScriptedSGLang(ScriptedServer):
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        await self._scheduled()
         stream = body.get("stream", False)
         if probed := _answer_to_probe(body):
             return await self._send(request, probed, stream=stream)

@@ -114,7 +114,8 @@ def test_json_lines_have_the_keys_and_values_of_parquet(tmp_path: Path) -> None:
 def test_sft_has_main_conversations_only(tmp_path: Path) -> None:
     assert export(some_results(), tmp_path / "t.jsonl", "sft", where="reward >= 1") == 1
     (line,) = lines(tmp_path / "t.jsonl")
-    assert set(line) == {"messages", "tools"}
+    assert set(line) == {"messages", "tools", "text_only"}
+    assert line["text_only"] is False
     assert [message["role"] for message in line["messages"]] == ["user", "assistant", "tool", "assistant"]  # type: ignore[index,attr-defined]
     assert export(some_results(), tmp_path / "all.jsonl", "sft") == 2
 

@@ -71,6 +71,7 @@ async def _export(
             lambda results: export(results, target, to, where, may_be_empty=False),
             builder,
             allow_import=allow_import,
+            with_text=to == "sft",
         )
     except OSError as error:
         raise UsageError(f"{target} can't be written ({error.strerror or error}): name another with --out") from None

@@ -50,7 +50,7 @@ class EngineInfo:
     ``mode`` is how the user wants it used (``None``: the best there is). An engine may have the methods of several
     protocols and yet not be able to serve them all, by its version or how it was started: ``chat_only`` says why
     it can't take token ids; ``renders`` that it is a ``RenderingEngine``; ``structured`` that ``generate`` can hold
-    a reply to a ``response_format``.
+    a reply to a ``response_format``; ``template_args`` that ``chat`` gets them to the template.
 
     ``tokenizer``: what tells a server from others that serve another model, where ``model`` does not: SGLang calls
     itself by the path of its newest weights, and its tokenizer stays.
@@ -67,6 +67,7 @@ class EngineInfo:
     chat_only: str | None = None
     renders: bool = False
     structured: bool = False
+    template_args: bool = True
     tokenizer: str | None = None
 
 
@@ -77,7 +78,8 @@ class TokenChunk:
 
     An engine that names its weight versions only at the end does so in ``weight_spans`` of the last chunk: spans
     of all that this generation sampled, from its first token on. ``usage`` is the engine's own count, there as well,
-    and ``stop_sequence`` the stop string that it ended at, where it looks for them.
+    and ``stop_sequence`` the stop string that it ended at, where it looks for them. ``doubt``: why the ids up to here
+    are not just those that were sampled, where that shows.
     """
 
     ids: Sequence[int]
@@ -88,6 +90,7 @@ class TokenChunk:
     weight_spans: Sequence[WeightSpan] = field(default=())
     usage: Usage | None = None
     stop_sequence: str | None = None
+    doubt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

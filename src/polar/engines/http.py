@@ -124,8 +124,12 @@ class Upstream:
         Raises:
             UsageError: the URL is none.
         """
-        address = urlsplit(self.url)
-        if address.scheme not in ("http", "https") or not address.hostname:
+        try:
+            address = urlsplit(self.url)
+            sound = address.scheme in ("http", "https") and address.hostname and address.port != 0
+        except ValueError:  # of the port
+            sound = False
+        if not sound:
             raise UsageError(f"engine URL {self.url!r} is no http(s) address: give one like http://127.0.0.1:8000")
         self._session = self._connect(force_close=False)
         self._fresh = self._connect(force_close=True)
@@ -163,7 +167,7 @@ class Upstream:
             EngineError: the connection failed, or the status is not 200.
         """
         endpoint = self.url + path
-        response = await self._send(endpoint, _encode(body), headers)
+        response = await self._send(endpoint, encode(body), headers)
         answer = Answer(response, endpoint)
         if response.status == 200:
             return answer
@@ -185,7 +189,7 @@ class Upstream:
         Raises:
             EngineError: ``unavailable``: nothing answers there; ``NoAnswer``: not within ``seconds``.
         """
-        endpoint, data = self.url + path, None if body is None else _encode(body)
+        endpoint, data = self.url + path, None if body is None else encode(body)
         try:
             async with asyncio.timeout(seconds), await self._send(endpoint, data, headers) as response:
                 return response.status, await response.read()
@@ -232,8 +236,12 @@ class Upstream:
             raise _failed(endpoint, error) from None
 
 
-def _encode(body: Mapping[str, Any]) -> bytes:
-    """JSON; numpy arrays of ids are written as they are."""
+def encode(body: Any) -> bytes:
+    """JSON; numpy arrays of ids are written as they are.
+
+    Raises:
+        EngineError: ``bad_request``: it can't be written.
+    """
     try:
         return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:  # an integer over 64 bits

@@ -7,21 +7,37 @@ client for all of them, vLLM and SGLang first: it asks for the ids behind a repl
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypedDict, Unpack
+
+import msgspec
 
 from polar.contract.arrays import NO_IDS, Ids
 from polar.contract.chat import Chat
 from polar.engines.base import ChatChunk, EngineError, EngineInfo
 from polar.engines.http import Answer, Upstream
 from polar.engines.openai_count import count_tokens
+from polar.engines.openai_history import Histories
 from polar.engines.openai_models import ask_models
+from polar.engines.openai_prompts import PromptTexts
 from polar.engines.openai_reply import ReplyReader
 from polar.engines.openai_request import request_body
 from polar.engines.questions import Questions
 from polar.waits import Waits
 
 _ROUTE = "/v1/chat/completions"
-_CHECK_SECONDS = 10.0
+
+
+class ServerOptions(TypedDict, total=False):
+    """How any server is called.
+
+    ``max_inflight``: calls at a time, over which others wait here; by default there is no limit.
+    ``require_token_ids``: a reply without ids is an error (by default); if not, its ids stay empty.
+    """
+
+    api_key: str | None
+    max_inflight: int | None
+    require_token_ids: bool
 
 
 class OpenAIEngine:
@@ -29,22 +45,19 @@ class OpenAIEngine:
 
     Args:
         model: the served name; by default the first that the server lists.
-        max_inflight: calls at a time, over which others wait here; by default there is no limit.
-        require_token_ids: a reply without ids is an error. If not, its ids stay empty.
+        options: see ``ServerOptions``.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str | None = None,
-        *,
-        api_key: str | None = None,
-        max_inflight: int | None = None,
-        require_token_ids: bool = True,
-    ) -> None:
-        self._upstream = Upstream(url, api_key=api_key, max_inflight=max_inflight)
+    _health_paths: tuple[str, ...] = ("/health", "/v1/models")
+    """Where a look at the server goes: the first that it knows. One without a health route still lists its models."""
+    _health_seconds = 10.0
+
+    def __init__(self, url: str, model: str | None = None, **options: Unpack[ServerOptions]) -> None:
+        self._upstream = Upstream(url, api_key=options.get("api_key"), max_inflight=options.get("max_inflight"))
         self._model = model
-        self._require_token_ids = require_token_ids
+        self._require_token_ids = options.get("require_token_ids", True)
+        self._histories = Histories()
+        self._prompts = PromptTexts()
         self._info: EngineInfo | None = None
         self._ask_ids = True
 
@@ -76,14 +89,15 @@ class OpenAIEngine:
             self._info = await ask_models(self._upstream, self._model)
             if self._info.kind == "openai":
                 self._ask_ids = not await Questions(self._upstream, self._info).refuses_to_be_asked()
+                self._info = replace(self._info, template_args=self._ask_ids)
         except BaseException:
             await self.close()
             raise
 
     async def check(self) -> None:
-        """See ``Checkable``. A server without a health route of its own still lists its models."""
-        for path in ("/health", "/v1/models"):
-            status, _ = await self._upstream.ask(path, seconds=_CHECK_SECONDS)
+        """See ``Checkable``."""
+        for path in self._health_paths:
+            status, _ = await self._upstream.ask(path, seconds=self._health_seconds)
             if status != 404:
                 break
         if status != 200:
@@ -104,19 +118,26 @@ class OpenAIEngine:
         """
         info = self.info
         body = request_body(
-            chat,
+            msgspec.structs.replace(chat, messages=()),
             kind=info.kind,
             model=info.model,
             context_length=info.context_length,
             stream=stream,
             ask_ids=self._ask_ids,
         )
+        body["messages"] = self._histories.of(affinity, chat.messages)
         headers = {"X-Request-Id": request_id, "X-Session-Id": affinity}
         endpoint = self._upstream.url + _ROUTE
         async with self._upstream.slot():
             answer = await self._open(body, headers)
             try:
-                reader = ReplyReader(endpoint, require_token_ids=self._require_token_ids, expected=expected)
+                reader = ReplyReader(
+                    endpoint,
+                    require_token_ids=self._require_token_ids,
+                    expected=expected,
+                    prompts=self._prompts,
+                    session=affinity,
+                )
                 if not stream:
                     reader.feed(await answer.read_all())
                     yield reader.finish()

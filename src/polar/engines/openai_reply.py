@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import orjson
 
 from polar.contract.arrays import NO_IDS, Ids
 from polar.contract.chat import FinishReason, Message, Usage
@@ -25,6 +24,7 @@ from polar.contract.completion import WeightSpan
 from polar.engines.base import ChatChunk, EngineError
 from polar.engines.openai_deltas import DeltaReader, WireDelta
 from polar.engines.openai_errors import error_of_event
+from polar.engines.openai_prompts import PromptTexts
 from polar.engines.sampled import (
     Id,
     WireLogprob,
@@ -110,12 +110,23 @@ class ReplyReader:
 
     Args:
         expected: ids with which the prompt probably begins (int32). Where it does, they are not read again.
+        prompts: what engines wrote before; ``session``: whose call this is.
     """
 
-    def __init__(self, url: str, *, require_token_ids: bool, expected: Ids = NO_IDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        require_token_ids: bool,
+        expected: Ids = NO_IDS,
+        prompts: PromptTexts | None = None,
+        session: str = "",
+    ) -> None:
         self._url = url
         self._require = require_token_ids
         self._expected = expected
+        self._prompts = prompts or PromptTexts()
+        self._session = session
         self._deltas = DeltaReader()
         self._prompt: Ids | None = None
         self._prompt_given = False
@@ -194,18 +205,20 @@ class ReplyReader:
         start = payload.find(_PROMPT_KEY) + len(_PROMPT_KEY) - 1
         if start < len(_PROMPT_KEY) or not len(self._expected) or self._prompt is not None:
             return None
-        known = orjson.dumps(self._expected, option=orjson.OPT_SERIALIZE_NUMPY)[:-1] + b","
-        if not payload.startswith(known, start):
+        said, then = self._prompts.beginning(self._session, self._expected)
+        follows = start + len(said) + len(then)
+        if not (payload.startswith(said, start) and payload.startswith(then, start + len(said))):
             return None
         end = payload.find(b"]", start)
         try:
-            new = _id_list.decode(b"[" + payload[start + len(known) : end + 1])
+            new = _id_list.decode(b"[" + payload[follows : end + 1])
             reply = _decoder.decode(payload[:start] + bytes(_CUT) + payload[end + 1 :])
         except msgspec.DecodeError:
             return None
         if reply.prompt_token_ids != _CUT:
             return None  # not the prompt's: a field of that name somewhere else
         self._prompt = np.concatenate([self._expected, np.array(new, dtype=np.int32)])
+        self._prompts.keep(self._session, self._prompt, payload[start:end])
         return reply
 
     def _decode(self, payload: bytes) -> WireReply:
@@ -227,6 +240,7 @@ class ReplyReader:
             return
         try:
             self._prompt = _prompt_ids(raw)
+            self._prompts.keep(self._session, self._prompt, bytes(raw)[:-1])
         except msgspec.DecodeError as error:
             self._doubt = self._doubt or f"{self._url} sent prompt ids in no known form: {error}"
 

@@ -28,7 +28,7 @@ def request_body(
             engine then stops where its context ends, which is what the client asked for.
         ask_ids: whether token ids are asked for at all: some servers refuse a field that they don't know.
     """
-    body: dict[str, Any] = {"model": model, "messages": [_message(m) for m in chat.messages]}
+    body: dict[str, Any] = {"model": model, "messages": [wire_message(message) for message in chat.messages]}
     if chat.tools:
         body["tools"] = [_tool(tool) for tool in chat.tools]
         if chat.tool_choice is not None:
@@ -49,7 +49,8 @@ def request_body(
     return body
 
 
-def _message(message: Message) -> dict[str, Any]:
+def wire_message(message: Message) -> dict[str, Any]:
+    """A message as engines take it."""
     out: dict[str, Any] = {"role": message.role, "content": _content(message.content)}
     if message.reasoning is not None:
         # Engines read one or the other, by version; a template finds its own.

@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -40,7 +39,7 @@ from polar.waits import Waits
 log = logging.getLogger("polar.engines")
 
 PROBE_SECONDS = 5.0
-"""Between two looks at every server."""
+"""Between two looks at a server."""
 IDLE_SECONDS = 3600.0
 """After so long without a call a session's server is forgotten: it may go anywhere then."""
 MOST_TRIES = 3
@@ -69,6 +68,8 @@ class _Member(Generic[E]):
     healthy: bool = True
     inflight: int = 0
     sessions: int = 0
+    watch: asyncio.Task[None] | None = None
+    """Looks at the server again and again. One each: a server that hangs is no news of the others."""
 
     @property
     def name(self) -> str:
@@ -84,6 +85,13 @@ class _Member(Generic[E]):
             sessions=self.sessions,
             slot_waits=getattr(self.engine, "slot_waits", None),
         )
+
+    async def close(self) -> None:
+        """No more looks, and no more calls."""
+        if self.watch is not None:
+            self.watch.cancel()
+            await asyncio.gather(self.watch, return_exceptions=True)
+        await self.engine.close()
 
 
 @dataclass(slots=True)
@@ -109,7 +117,7 @@ class Pool(Generic[E]):
     """What all pools do. Make one with ``pool_of``.
 
     Args:
-        probe_seconds: between two looks at every server.
+        probe_seconds: between two looks at a server.
         idle_seconds: after so long without a call a session's server is forgotten.
     """
 
@@ -123,7 +131,6 @@ class Pool(Generic[E]):
         self._homes: OrderedDict[str, _Home[E]] = OrderedDict()
         self._probe_seconds = probe_seconds
         self._idle_seconds = idle_seconds
-        self._probing: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
 
     def hold(self, engines: Sequence[E]) -> None:
@@ -156,16 +163,13 @@ class Pool(Generic[E]):
         except BaseException:
             await self.close()
             raise
-        self._probing = asyncio.create_task(self._probe())
+        for member in self._members:
+            member.watch = asyncio.create_task(self._watch(member))
 
     async def close(self) -> None:
         """End every call on every server."""
-        if self._probing is not None:
-            self._probing.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._probing
         for member in self._members:
-            await member.engine.close()
+            await member.close()
 
     async def join(self, engine: E) -> None:
         """Be this engine, too, which has been started.
@@ -174,8 +178,10 @@ class Pool(Generic[E]):
             UsageError: it is no server of the same model.
         """
         self._info = _common([self.info, engine.info])
-        self._members.append(_Member(engine))
-        log.warning("engine %s has joined", self._members[-1].name)
+        member = _Member(engine)
+        self._members.append(member)
+        member.watch = asyncio.create_task(self._watch(member))
+        log.warning("engine %s has joined", member.name)
         async with self.changed:
             self.changed.notify_all()
 
@@ -184,7 +190,7 @@ class Pool(Generic[E]):
         gone = [each for each in self._members if not (each.healthy or each.inflight or each.name in listed)]
         self._members = [member for member in self._members if member not in gone]
         for member in gone:
-            await member.engine.close()
+            await member.close()
         if gone:
             async with self.changed:
                 self.changed.notify_all()
@@ -293,20 +299,17 @@ class Pool(Generic[E]):
         async with self.changed:
             self.changed.notify_all()
 
-    async def _probe(self) -> None:
-        """Look at every server again and again."""
+    async def _watch(self, member: _Member[E]) -> None:
+        """Look at a server again and again."""
         while True:
             await asyncio.sleep(self._probe_seconds)
-            await asyncio.gather(*(self._look_at(member) for member in self._members))
-
-    async def _look_at(self, member: _Member[E]) -> None:
-        failure: str | None = None
-        if isinstance(member.engine, Checkable):
-            try:
-                await member.engine.check()
-            except Exception as error:  # whatever it is, the probe goes on
-                failure = str(error) or type(error).__name__
-        await self._set_health(member, failure)
+            failure: str | None = None
+            if isinstance(member.engine, Checkable):
+                try:
+                    await member.engine.check()
+                except Exception as error:  # whatever it is, the next look comes
+                    failure = str(error) or type(error).__name__
+            await self._set_health(member, failure)
 
 
 class TokenPool(Pool[E]):

@@ -30,20 +30,17 @@ class SGLangEngine(TokenServer):
     """An SGLang server (not a router before some): a token engine where it can be, and always a chat engine. The
     arguments are those of ``TokenServer``."""
 
+    # Its scheduler answers these by itself, paused or not, between two steps. ``/v1/models`` is answered where the
+    # scheduler hangs, too; ``/health`` and ``/health_generate`` take a second, and not while the server is paused:
+    # they sample a token, and every update of the weights would look like a failure.
+    _health_paths = ("/server_info", "/get_server_info")
+    _health_seconds = 30.0
     _incremental = False
     """Its stream tells only what is new, and not all of the reply so far each time."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._aborts: set[asyncio.Task[None]] = set()
-
-    async def check(self) -> None:
-        """See ``Checkable``. SGLang's ``/health`` samples a token, which a paused server does not do: that would
-        make every update of the weights look like a failure."""
-        path = "/v1/models"
-        status, _ = await self._upstream.ask(path)
-        if status != 200:
-            raise EngineError("unavailable", f"{self._upstream.url}{path} answers {status}", status=status)
 
     async def close(self) -> None:
         """End every call and let go of every connection. Safe to call twice."""

@@ -78,7 +78,7 @@ class _Probe(Questions):
             reader.end()
         except EngineError:
             return None
-        if status != 200:
+        if status != 200 or chunks[-1].doubt is not None:
             return None
         sampled = [token for chunk in chunks for token in chunk.ids]
         logprobs = [value for chunk in chunks for value in chunk.logprobs]

@@ -58,12 +58,16 @@ class GenerateReader:
         self._url = url
         self._prompt_tokens = prompt_tokens
         self._seen = 0
+        """Tokens that the events so far have brought the reply to, by its own count."""
+        self._given = 0
+        """Their ids: fewer, where some are lost."""
+        self._doubt: str | None = None
 
     def feed(self, payload: bytes) -> TokenChunk | None:
         """What an event brings, if anything.
 
         Raises:
-            EngineError: it is an error or no reply; ``no_token_ids``: it has no ids, or fewer than it counts.
+            EngineError: it is an error or no reply; ``no_token_ids``: it has no ids, or the whole reply had none.
         """
         event = decode(payload, _decoder, self._url, "reply of SGLang")
         if event.error is not None:
@@ -74,9 +78,11 @@ class GenerateReader:
         reason = self._reason(meta)
         self._check_prompt(meta)
         ids, logprobs = self._new(event.output_ids, meta)
-        self._seen += len(ids)
+        self._given += len(ids)
         if reason is None and not ids:
             return None
+        if reason not in (None, "abort") and self._seen and not self._given:
+            raise self._missing("output_ids")
         self.finished = reason is not None
         return TokenChunk(
             ids,
@@ -87,6 +93,7 @@ class GenerateReader:
             weight_spans=spans_of(meta.weight_versions) if self.finished else (),
             usage=self._usage(meta) if self.finished else None,
             stop_sequence=_stop_string(meta) if self.finished else None,
+            doubt=self._doubt,
         )
 
     def end(self) -> None:
@@ -123,7 +130,8 @@ class GenerateReader:
         return finish_reason(str(reason.get("type")))
 
     def _new(self, ids: list[int] | None, meta: WireMeta) -> tuple[list[int], list[float]]:
-        """The ids that have not been seen before, and their logprobs (NaN where there is none)."""
+        """The ids that have not been seen before, and their logprobs (NaN where there is none). Of a reply with fewer
+        ids than it counts, or more, those that are there: it is served, and in doubt."""
         pairs = meta.output_token_logprobs or []
         if ids is None:
             if not pairs and meta.completion_tokens:
@@ -135,11 +143,12 @@ class GenerateReader:
         first = count - len(ids)
         """The place in the reply of ``ids[0]``: 0 where each event repeats the reply."""
         if not 0 <= first <= self._seen:
-            raise EngineError(
-                "no_token_ids",
-                f"{self._url} counts {count} tokens, and of these sent {self._seen} earlier and {len(ids)} now",
+            self._doubt = (
+                f"{self._url} counts {count} tokens, and of these sent {self._given} earlier and {len(ids)} now"
             )
-        new = ids[self._seen - first :]
+        known = self._given if first < 0 else max(0, self._seen - first)
+        new = ids[known:]
+        self._seen = max(self._seen, count)
         if len(pairs) not in (len(ids), count):
             return new, [math.nan] * len(new)
         pairs = pairs[len(pairs) - len(new) :] if new else []

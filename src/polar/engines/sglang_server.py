@@ -137,8 +137,9 @@ async def _workers(upstream: Upstream) -> list[str] | None:
         if worker.worker_type not in (None, "regular") or not worker.url.startswith(("http://", "https://")):
             kind = worker.worker_type or "worker"
             raise UsageError(
-                f"the router at {upstream.url} splits a call over several servers ({kind} {worker.url}): "
-                "use --mode chat"
+                f"the router at {upstream.url} splits a call over several servers ({kind} {worker.url}), which can't "
+                "be called one by one: name servers that do whole calls with --engine-url, or the router with "
+                "--engine openai (it chats; token ids come only if the router passes them on)"
             )
     # A server with several data-parallel ranks is listed once for each: http://host:port@0, @1, ...
     healthy = [worker.url.partition("@")[0].rstrip("/") for worker in listed.workers if worker.is_healthy]

@@ -32,9 +32,12 @@ class SGLangWorkers(ServerPool[SGLangEngine]):
         self._urls = urls
         self._make = make
         self._api_key = api_key
-        self._routers: list[str] = []
+        self._behind: dict[str, list[str]] = {}
+        """The servers that each router named last."""
+        self._coming: dict[str, asyncio.Task[None]] = {}
+        """Servers that a router has got since, and that are being started."""
         self._refused: set[str] = set()
-        self._following: asyncio.Task[None] | None = None
+        self._following: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Find the servers and start with them.
@@ -42,33 +45,31 @@ class SGLangWorkers(ServerPool[SGLangEngine]):
         Raises:
             UsageError: nothing answers, a router has no worker, or the servers are not of one kind.
         """
-        found = [await workers_behind(url, api_key=self._api_key) for url in self._urls]
-        self._routers = [url for url, workers in zip(self._urls, found, strict=True) if workers != [_server(url)]]
-        self.hold([self._make(worker) for worker in dict.fromkeys(chain.from_iterable(found))])
+        found = {url: await workers_behind(url, api_key=self._api_key) for url in self._urls}
+        self._behind = {url: workers for url, workers in found.items() if workers != [_server(url)]}
+        self.hold([self._make(worker) for worker in dict.fromkeys(chain.from_iterable(found.values()))])
         await super().start()
-        if self._routers:
-            self._following = asyncio.create_task(self._follow())
+        self._following = [asyncio.create_task(self._follow(router)) for router in self._behind]
 
     async def close(self) -> None:
         """End every call on every server."""
-        if self._following is not None:
-            self._following.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._following
+        tasks = [*self._following, *self._coming.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await super().close()
 
-    async def _follow(self) -> None:
-        """Take in the servers that routers have got since, and let go of those that are out and theirs no more."""
+    async def _follow(self, router: str) -> None:
+        """Take in the servers that a router has got since, and let go of those that are out and no router's more."""
         while True:
             await asyncio.sleep(self._probe_seconds)
-            try:
-                behind = [await workers_behind(router, api_key=self._api_key) for router in self._routers]
-            except UsageError:
-                continue  # it is away, or none of its servers is well: those we know are looked after as ever
-            listed = [*chain.from_iterable(behind), *(_server(url) for url in self._urls if url not in self._routers)]
-            for worker in set(listed).difference(load.url for load in self.load()):
-                await self._take_in(worker)
-            await self.let_go(listed)
+            with suppress(UsageError):  # it is away, or none of its servers is well: those we know are looked after
+                self._behind[router] = await workers_behind(router, api_key=self._api_key)
+            known = {load.url for load in self.load()}.union(self._coming)
+            for worker in set(self._behind[router]).difference(known):
+                self._coming[worker] = asyncio.create_task(self._take_in(worker))
+            own = (_server(url) for url in self._urls if url not in self._behind)
+            await self.let_go([*chain.from_iterable(self._behind.values()), *own])
 
     async def _take_in(self, worker: str) -> None:
         engine = self._make(worker)
@@ -82,6 +83,8 @@ class SGLangWorkers(ServerPool[SGLangEngine]):
             self._refused.add(worker)
         else:
             self._refused.discard(worker)
+        finally:
+            self._coming.pop(worker, None)
 
 
 def _server(url: str) -> str:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
+from typing import Unpack
 
 from polar.contract.completion import Mode
 from polar.contract.errors import UsageError
 from polar.engines.base import EngineInfo
 from polar.engines.capabilities import Capabilities
-from polar.engines.openai import OpenAIEngine
+from polar.engines.openai import OpenAIEngine, ServerOptions
 from polar.engines.tokenizers import tokenizer_folder
 
 
@@ -19,7 +20,7 @@ class TokenServer(OpenAIEngine):
     """A server that takes token ids where it can, and always chats.
 
     Args:
-        url, model, api_key, max_inflight, require_token_ids: see ``OpenAIEngine``.
+        url, model, options: see ``OpenAIEngine``.
         mode: ``tito`` makes it an error if token ids can't be had; ``chat`` makes no use of them.
         tokenizer: a folder, or a name in a local cache, instead of what the server names as its model.
     """
@@ -29,13 +30,11 @@ class TokenServer(OpenAIEngine):
         url: str,
         model: str | None = None,
         *,
-        api_key: str | None = None,
-        max_inflight: int | None = None,
         mode: Mode | None = None,
         tokenizer: str | None = None,
-        require_token_ids: bool = True,
+        **options: Unpack[ServerOptions],
     ) -> None:
-        super().__init__(url, model, api_key=api_key, max_inflight=max_inflight, require_token_ids=require_token_ids)
+        super().__init__(url, model, **options)
         self._mode = mode
         self._tokenizer = tokenizer
         self.capabilities: Capabilities

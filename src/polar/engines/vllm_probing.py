@@ -80,7 +80,7 @@ class _Probe(Questions):
             chunk = reader.finish()
         except EngineError:
             return None
-        return chunk if len(chunk.ids) == len(chunk.logprobs) else None
+        return chunk if len(chunk.ids) == len(chunk.logprobs) and chunk.doubt is None else None
 
     async def logprobs(self, sampled: TokenChunk | None) -> LogprobKind:
         """What logprobs are of: those of a hot sample against those of scoring its tokens, which are the model's

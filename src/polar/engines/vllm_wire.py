@@ -134,13 +134,13 @@ class TokensReader:
         self._stop: str | None = None
         self._usage: Usage | None = None
         self._spans: list[WeightSpan] = []
+        self._doubt: str | None = None
 
     def feed(self, payload: bytes) -> None:
         """One chunk of the stream.
 
         Raises:
-            EngineError: it is an error, is no chunk, or has logprobs without some of the ids (``internal``: of the
-                reply less is known than was sampled) or any (``no_token_ids``).
+            EngineError: it is an error, is no chunk, or begins with logprobs without ids (``no_token_ids``).
         """
         chunk = decode(payload, _decoder, self._endpoint, "stream of tokens")
         if chunk.error is not None:
@@ -158,7 +158,7 @@ class TokensReader:
             return None
         ids, logprobs = self._ids, self._logprobs
         self._ids, self._logprobs = [], []
-        return TokenChunk(ids, logprobs)
+        return TokenChunk(ids, logprobs, doubt=self._doubt)
 
     def finish(self) -> TokenChunk:
         """The last chunk.
@@ -178,6 +178,7 @@ class TokensReader:
             usage=self._usage,
             weight_spans=self._spans,
             stop_sequence=self._stop,
+            doubt=self._doubt,
         )
 
     def _read(self, choice: WireChoice) -> None:
@@ -193,10 +194,9 @@ class TokensReader:
                 named = [found for token in wire.tokens or () if (found := id_of_name(token)) is not None]
         ids = named if choice.token_ids is None else choice.token_ids
         if len(ids) < len(logprobs):
-            if not ids:
+            if not ids and not self._seen:
                 raise self._no_ids()
-            what = f"{len(logprobs)} logprobs with {len(ids)} ids: some are lost"
-            raise EngineError("internal", f"{self._endpoint} sent {what}")
+            self._doubt = f"{self._endpoint} sent {len(logprobs)} logprobs with {len(ids)} ids: some are lost"
         self._ids += ids
         self._seen += len(ids)
         self._logprobs += logprobs

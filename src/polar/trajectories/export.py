@@ -106,10 +106,12 @@ def _write_jsonl(chosen: Rows, path: Path) -> int:
 
 
 def _write_sft(chosen: Rows, path: Path) -> int:
+    """``text_only``: no token ids came with the conversation, so it has not been checked against any."""
     lines = (
         {
             "messages": chat_messages(trace.prompt_messages + trace.response_messages),
             "tools": chat_tools(trace.tools),
+            "text_only": bool(trace.metadata.get("text_only")),
         }
         for _, trace in chosen
     )

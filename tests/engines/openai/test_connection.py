@@ -42,12 +42,19 @@ async def test_start_learns_model_root_and_context(start: Start) -> None:
         assert info.url == wire.url
 
 
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://127.0.0.1:0", "http://a:b"])
+async def test_what_is_no_address_of_a_server_is_said(start: Start, url: str) -> None:
+    with pytest.raises(UsageError, match="is no http"):
+        await start(url)
+
+
 async def test_a_server_that_refuses_to_be_asked_for_token_ids_is_not_asked(start: Start) -> None:
     refused = whole({"error": {"message": "Unrecognized request argument supplied: return_token_ids"}}, 400)
     text = whole({"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]})
     async with wire_server(refused, text, text) as wire:
         wire.models = {"data": [MODELS | {"owned_by": "somebody"}]}
         engine = await start(wire.url, require_token_ids=False)
+        assert not engine.info.template_args
         [chunk] = await call(engine, stream=False)
     assert chunk.message == Message("assistant", "hi")
     assert ["return_token_ids" in body for body in wire.bodies] == [True, False, False]

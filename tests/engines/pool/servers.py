@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -20,13 +21,14 @@ from tests.support.tokens import ScriptedTokenEngine
 
 class Server(ScriptedTokenEngine):
     """A scripted token engine at a made-up address. ``down``: nothing answers there; ``ill``: it answers, and says
-    that it is not well."""
+    that it is not well; ``mute``: it takes calls and looks, and never answers a look."""
 
     def __init__(self, model_dir: Path, name: str, step: Step, **changes: Any) -> None:
         super().__init__(ScriptedModel(model_dir, Script(choose=lambda _: step)))
         self.url = f"http://{name}"
         self.down = False
         self.ill = False
+        self.mute = False
         self.closed = False
         self.asked = 0
         self._changes = changes
@@ -39,6 +41,8 @@ class Server(ScriptedTokenEngine):
         self.closed = True
 
     async def check(self) -> None:
+        if self.mute:
+            await asyncio.Event().wait()
         if self.down or self.ill:
             raise EngineError("unavailable", f"{self.url}/health: no")
 

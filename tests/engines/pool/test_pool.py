@@ -116,6 +116,15 @@ async def test_a_server_that_says_it_is_not_well_is_left_out(make_pool: MakePool
     assert asked(servers) == [2, 0]
 
 
+async def test_a_look_that_has_no_answer_yet_keeps_no_news_of_the_others(make_pool: MakePool) -> None:
+    pool, servers = await make_pool(STEP, STEP, probe_seconds=0.001)
+    servers[0].mute = True
+    servers[1].ill = True
+    await until(pool, [True, False])
+    servers[1].ill = False
+    await until(pool, [True, True])
+
+
 async def test_a_call_does_not_wait_for_a_server_that_hangs(make_pool: MakePool) -> None:
     pool, servers = await make_pool(Step(text="one two three", hold_after=0), STEP, probe_seconds=0.001)
     call = asyncio.create_task(ask(pool, "s1"))

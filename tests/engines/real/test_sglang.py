@@ -73,6 +73,18 @@ async def test_what_it_can_do(sglang: str, weights: Path, engine: SGLangEngine) 
     assert (engine.info.model_path, engine.info.chat_only) == (str(weights), None)
 
 
+async def test_a_look_is_answered_while_it_samples_and_while_it_is_paused(sglang: str, engine: SGLangEngine) -> None:
+    async with aclosing(generate(engine, LONG)) as reply:
+        await anext(reply)
+        await engine.check()
+        await asyncio.to_thread(ask, sglang, "/pause_generation", {"mode": "in_place"})
+        try:
+            await engine.check()
+        finally:
+            await asyncio.to_thread(ask, sglang, "/continue_generation", {})
+        await anext(reply)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_session_by_token_ids_is_one_exact_trace(sglang: str, stream: bool, gateway: MakeWorld) -> None:
     world = await gateway(SGLangEngine(sglang, mode="tito"))

@@ -139,12 +139,28 @@ async def test_ids_are_taken_from_the_logprobs_where_they_stand_nowhere_else(sta
     assert logprobs(chunks) == oracle.logprobs(PROMPT, [40, 41, EOS])
 
 
-async def test_fewer_ids_than_it_counts_are_an_error(start: Start, model_dir: Path) -> None:
-    async with scripted_sglang(model_dir, [Step(text="hi there", usage_extra=2)]) as engine:
-        client = await start(engine.url)
-        with pytest.raises(EngineError, match="counts 3 tokens, and of these sent 0 earlier and 1 now") as caught:
-            await call(client)
-    assert caught.value.kind == "no_token_ids"
+@pytest.mark.parametrize("incremental", [False, True])
+async def test_fewer_ids_than_it_counts_are_passed_on_in_doubt(
+    incremental: bool, start: Start, model_dir: Path
+) -> None:
+    """A1: what is there is served, each once; what is not is said with the first chunk that shows it."""
+    steps = [Step(ids=(40, 41), usage_extra=2)]
+    async with scripted_sglang(model_dir, steps, incremental=incremental) as engine:
+        chunks = await call(await start(engine.url))
+    assert sampled(chunks) == [40, 41, EOS]
+    assert {chunk.doubt is None for chunk in chunks} == {False}
+    assert "counts 3 tokens, and of these sent 0 earlier and 1 now" in (chunks[0].doubt or "")
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 5
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+async def test_more_ids_than_it_counts_are_in_doubt(incremental: bool, start: Start, model_dir: Path) -> None:
+    steps = [Step(ids=(40, 41), usage_extra=-1)]
+    async with scripted_sglang(model_dir, steps, incremental=incremental) as engine:
+        chunks = await call(await start(engine.url))
+    assert sampled(chunks) == [40, 41, EOS]
+    assert chunks[-1].doubt is not None
 
 
 async def test_an_abort_at_the_engine_keeps_what_was_sampled(start: Start, model_dir: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
@@ -16,10 +16,11 @@ from polar.engines import make_engine, questions
 from polar.engines.base import ChatEngine, Checkable, EngineError, TokenEngine
 from polar.engines.pool import Pool
 from polar.engines.probing import probe, workers_at
+from polar.engines.sglang import SGLangEngine
 from polar.engines.sglang_server import workers_behind
 from polar.engines.sglang_workers import SGLangWorkers
 from tests.engines.openai.wire import wire_server
-from tests.engines.sglang.conftest import Start
+from tests.engines.sglang.conftest import Start, call
 from tests.support.router import WORKER, router
 from tests.support.script import Step
 from tests.support.scripted_sglang import ScriptedSGLang, scripted_sglang
@@ -125,6 +126,38 @@ async def test_a_server_that_went_away_is_unavailable(start: Start, model_dir: P
     assert caught.value.kind == "unavailable"
 
 
+async def test_a_scheduler_that_hangs_is_seen_though_its_server_answers(start: Start, model_dir: Path) -> None:
+    async with scripted_sglang(model_dir, []) as engine:
+        client = await start(engine.url)
+        await client.check()
+        engine.server.hung = True
+        client._health_seconds = 0.1
+        with pytest.raises(EngineError, match="/server_info did not answer") as caught:
+            await client.check()
+        assert caught.value.kind == "unavailable"
+        engine.server.hung = False
+        client._health_seconds = 30.0
+        await client.check()
+
+
+async def test_a_call_leaves_a_server_whose_scheduler_hangs(monkeypatch: pytest.MonkeyPatch, model_dir: Path) -> None:
+    monkeypatch.setattr(SGLangEngine, "_health_seconds", 0.1)
+    hi = [Step(text="hi")]
+    async with scripted_sglang(model_dir, hi) as one, scripted_sglang(model_dir, hi) as two:
+        pool = make_engine("sglang", url=f"{one.url},{two.url}")
+        assert isinstance(pool, SGLangWorkers)
+        pool._probe_seconds = 0.01
+        await pool.start()
+        one.server.hung = True
+        try:
+            async with asyncio.timeout(20):
+                chunks = await call(cast(SGLangEngine, pool))
+        finally:
+            await pool.close()
+    assert chunks[-1].finish_reason == "stop"
+    assert (len(one.model.log.generations), len(two.model.log.generations)) == (0, 1)
+
+
 async def test_a_router_is_no_server_and_says_who_is(start: Start) -> None:
     async with router(WORKER, WORKER | {"url": "http://127.0.0.1:2"}) as url:
         with pytest.raises(UsageError, match=r"is a router.*--engine-url http://127.0.0.1:1,http://127.0.0.1:2$"):
@@ -151,8 +184,15 @@ async def test_a_server_has_no_workers_but_itself(model_dir: Path) -> None:
 @pytest.mark.parametrize("worker", [{"worker_type": "prefill"}, {"url": "grpc://127.0.0.1:1"}])
 async def test_workers_that_can_not_be_talked_to_alone(worker: dict[str, Any]) -> None:
     async with router(WORKER | worker) as url:
-        with pytest.raises(UsageError, match=r"splits a call over several servers.*--mode chat"):
-            await workers_behind(url)
+        for mode in (None, "tito", "chat"):
+            engine = make_engine("sglang", url=url, mode=mode)
+            with pytest.raises(UsageError, match=r"splits a call over several servers.*--engine openai") as caught:
+                await engine.start()
+            assert worker.get("url", WORKER["url"]) in str(caught.value)
+            assert "\n" not in str(caught.value)
+        way_out = make_engine("openai", url=url)
+        await way_out.start()
+        await way_out.close()
 
 
 async def test_a_router_without_workers() -> None:
@@ -216,6 +256,24 @@ async def test_a_worker_that_a_router_gets_later_is_used_and_one_that_is_gone_is
                 one["is_healthy"] = False
                 await first_stack.aclose()
                 await until(engine, [second.url])
+            finally:
+                await engine.close()
+
+
+async def test_a_router_that_is_away_is_no_news_of_another(model_dir: Path) -> None:
+    servers = [scripted_sglang(model_dir, []) for _ in range(3)]
+    async with servers[0] as first, servers[1] as second, servers[2] as third, AsyncExitStack() as away:
+        gone = await away.enter_async_context(router(WORKER | {"url": first.url}))
+        late = WORKER | {"url": third.url, "is_healthy": False}
+        async with router(WORKER | {"url": second.url}, late) as url:
+            engine = make_engine("sglang", url=f"{gone},{url}")
+            assert isinstance(engine, Pool)
+            engine._probe_seconds = 0.01
+            await engine.start()
+            try:
+                await away.aclose()
+                late["is_healthy"] = True
+                await until(engine, [first.url, second.url, third.url])
             finally:
                 await engine.close()
 

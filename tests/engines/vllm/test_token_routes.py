@@ -180,13 +180,17 @@ def test_what_is_no_id_ends_the_call(odd: object) -> None:
         TokensReader("http://engine").feed(json.dumps(event).encode())
 
 
-def test_ids_that_are_lost_end_the_call_and_not_the_session() -> None:
-    """Of the text less is known than was sampled: nobody can be served that."""
-    entries = [{"token_id": 5, "logprob": -0.5}, {"token_id": 6, "logprob": -0.5}]
-    lost = {"choices": [{"index": 0, "token_ids": [5], "logprobs": {"content": entries}, "finish_reason": "stop"}]}
-    with pytest.raises(EngineError, match="2 logprobs with 1 ids: some are lost") as caught:
-        TokensReader("http://engine").feed(json.dumps(lost).encode())
-    assert caught.value.kind == "internal"
+@pytest.mark.parametrize("lost", [[[5], [6]], [[5, 6], []]])
+def test_a_reply_that_lost_ids_is_passed_on_in_doubt(lost: list[list[int]]) -> None:
+    """A1."""
+    entries = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -0.5}]
+    reader = TokensReader("http://engine")
+    for found, finish in zip(lost, (None, "stop"), strict=True):
+        choice = {"index": 0, "token_ids": found, "logprobs": {"content": entries}, "finish_reason": finish}
+        reader.feed(json.dumps({"choices": [choice]}).encode())
+    last = reader.finish()
+    assert list(last.ids) == [5, 6]
+    assert "some are lost" in (last.doubt or "")
 
 
 async def test_a_reply_without_ids_and_logprobs_is_said(bench: MakeBench, route: str) -> None:

@@ -75,3 +75,46 @@ def test_a_call_that_came_again_is_kept_as_the_newest() -> None:
         calls.add(digest, call, key=None)
     assert calls.find(b"a", key=None, marked=True) is again
     assert calls.find(b"b", key=None, marked=True) is None
+
+
+def test_each_of_several_failed_calls_is_started_afresh() -> None:
+    """Best of three, and the engine was away: three retries are three calls, and none is a sibling's."""
+    calls: RetryLedger[Call] = RetryLedger()
+    first = [Call() for _ in range(3)]
+    for call in first:
+        calls.add(b"body", call, key=None)
+    for call in first:
+        call.waiting, call.failed = 0, True
+    for _ in first:
+        assert calls.find(b"body", key=None, marked=True) is None
+        calls.add(b"body", newest := Call(), key=None)
+    assert calls.find(b"body", key=None, marked=True) is newest, "all failed calls have come again"
+
+
+def test_the_retry_of_a_failed_call_does_not_get_what_another_was_answered() -> None:
+    calls: RetryLedger[Call] = RetryLedger()
+    calls.add(b"body", Call(waiting=0, delivered=True), key=None)
+    calls.add(b"body", Call(waiting=0, failed=True), key=None)
+    assert calls.find(b"body", key=None, marked=True) is None
+
+
+def test_of_many_calls_whose_clients_timed_out_each_is_joined() -> None:
+    calls: RetryLedger[Call] = RetryLedger()
+    left = [Call() for _ in range(64)]
+    for call in left:
+        calls.add(b"body", call, key=None)
+    for call in left:
+        call.waiting = 0
+    for call in left:
+        assert calls.find(b"body", key=None, marked=True) is call
+        call.waiting = 1
+
+
+def test_a_key_that_joined_a_call_names_it_from_then_on() -> None:
+    left = Call(waiting=0)
+    calls = ledger(left)
+    assert calls.find(b"body", key="k", marked=False) is left
+    left.delivered = True
+    assert calls.find(b"body", key="k", marked=False) is left
+    with pytest.raises(KeyReused):
+        calls.find(b"other", key="k", marked=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,38 @@ def test_doctor_says_what_works_here_and_how_to_mend_the_rest(polar: Forked, tmp
     text = polar(["doctor"], tmp_path, COLUMNS="80", **nothing).out
     assert "polar doctor --fix mini_swe_agent" in " ".join(text.split())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def pi_here(installed_pi: dict[str, str], tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A host of its own where pi is installed, by its looks."""
+    home = tmp_path / "polar"
+    shutil.copytree(installed_pi["POLAR_HOME"], home)
+    return home, {"POLAR_HOME": str(home), "PATH": f"{home / 'bin'}:/usr/bin:/bin"}
+
+
+def test_a_harness_of_another_version_is_said(polar: Forked, here: Path, pi_here: tuple[Path, dict[str, str]]):
+    home, host = pi_here
+    (package_json,) = home.glob("harnesses/pi/**/package.json")
+    package_json.write_text('{"version": "0.72.9"}')
+    checks = {check["what"]: check for check in polar(["doctor", "--json"], here, **host).json}
+    pi = checks["harness pi"]
+    assert (pi["ok"], pi["detail"], pi["fix"]) == (True, "0.72.9, tested with 0.73.1", "polar doctor --fix pi")
+    (here / "task.json").write_text('{"task_id": "t", "instruction": "x", "agent": {"harness": "pi"}}')
+    line = ["run", "task.json", "--engine", "openai", "--engine-url", "http://127.0.0.1:1"]
+    said = polar(line, here, **host).err.splitlines()
+    assert "harness pi is version 0.72.9, and 0.73.1 is the one that was tested: polar doctor --fix pi" in said[0]
+
+
+def test_a_node_that_is_too_old_is_said(polar: Forked, here: Path, pi_here: tuple[Path, dict[str, str]]):
+    home, host = pi_here
+    (home / "bin/node").write_text("#!/bin/sh\necho v18.20.4\n")
+    (home / "bin/npm").write_text("#!/bin/sh\n")
+    (home / "bin/npm").chmod(0o755)
+    checks = {check["what"]: check for check in polar(["doctor", "--json"], here, **host).json}
+    assert (checks["harness pi"]["ok"], checks["harness pi"]["fix"]) == (False, "polar doctor --fix pi")
+    done = polar(["doctor", "--fix", "pi"], here, **host)
+    assert (done.code, "polar: pi needs Node.js 20.6 or newer" in done.err) == (2, True)
 
 
 def test_doctor_asks_an_engine(polar: Forked, tmp_path: Path, engine: ScriptedProcess):

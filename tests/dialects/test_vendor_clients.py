@@ -255,6 +255,31 @@ async def test_models_are_listed_and_named(make_world) -> None:
     ]
 
 
+@pytest.mark.parametrize("vendor", ["openai", "anthropic", "google"])
+async def test_a_route_that_is_not_served_is_refused_in_the_vendors_shape(make_world, vendor) -> None:
+    world: World = await make_world([])
+    url, key = world.node.server.url, world.session.key
+
+    def ask() -> Any:
+        if vendor == "openai":
+            return openai.OpenAI(base_url=f"{url}/v1", api_key=key).embeddings.create(model="m", input="x")
+        if vendor == "anthropic":
+            return anthropic.Anthropic(base_url=url, api_key=key).messages.batches.create(requests=[])
+        client = _google(url, key, 0)  # it closes itself when nobody holds it
+        return client.models.embed_content(model="m", contents="x")
+
+    refused: Any = {"openai": openai, "anthropic": anthropic}.get(vendor)
+    with pytest.raises(refused.NotFoundError if refused else errors.ClientError) as caught:
+        await asyncio.to_thread(ask)
+    error: Any = caught.value
+    if vendor == "openai":
+        assert (error.status_code, error.code) == (404, "not_found")
+    elif vendor == "anthropic":
+        assert (error.body["type"], error.body["error"]["type"]) == ("error", "not_found_error")
+    else:
+        assert (error.code, error.status) == (404, "NOT_FOUND")
+
+
 async def test_counts_are_the_same_for_every_client_that_can_ask(make_world) -> None:
     """D16."""
     world: World = await make_world([Step(text="Fine.")])

@@ -125,6 +125,26 @@ def test_a_command_that_is_not_there_makes_nothing(to_engine: list[str], tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("mode", "text", "words"),
+    [
+        (0o755, "#!/no/such/python3\nprint()\n", ["'/no/such/python3' is not there"]),
+        (0o755, "#! /bin/sh\r\necho\r\n", ["'/bin/sh\\r' is not there"]),
+        (0o755, "echo hello\n", ["#! line", "interpreter"]),
+        (0o755, "", ["#! line"]),
+        (0o644, "#!/bin/sh\necho\n", ["not executable", "chmod"]),
+    ],
+)
+def test_a_script_that_can_not_be_started_makes_nothing(
+    to_engine: list[str], tmp_path: Path, mode: int, text: str, words: list[str]
+):
+    script = tmp_path / "agent"
+    script.write_bytes(text.encode())
+    script.chmod(mode)
+    assert refused(capture(tmp_path, to_engine, "./agent"), 126, "./agent", *words)
+    assert list(tmp_path.iterdir()) == [script]
+
+
 def test_a_signal_is_the_command_s_to_handle(to_engine: list[str], tmp_path: Path):
     handling = "trap 'echo bye; exit 42' TERM; echo here; while :; do sleep 0.05; done"
     with start(["capture", "--out", "out", *to_engine, "--", "sh", "-c", handling], tmp_path) as process:

@@ -231,6 +231,13 @@ def check(route: str, status: int, data: bytes) -> None:
         assert error["type"] == "invalid_request_error"
 
 
+def called(arguments: bytes) -> bytes:
+    """A chat whose history has a call with these arguments."""
+    call = b'{"id": "c", "type": "function", "function": {"name": "f", "arguments": ' + arguments + b"}}"
+    reply = b'{"role": "assistant", "content": null, "tool_calls": [' + call + b"]}"
+    return b'{"model": "m", "messages": [{"role": "user", "content": "x"}, ' + reply + b"]}"
+
+
 LIVELY = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
@@ -262,5 +269,8 @@ def test_a_changed_request_is_served_or_refused_in_shape(app: App, request: tupl
 @example(
     "/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": NaN}'
 )
+@example("/v1/chat/completions", called(b'{"n": ' + b"9" * 30 + b"}"))
+@example("/v1/chat/completions", called(b'{"a": ' * 300 + b"1" + b"}" * 300))
+@example("/v1/chat/completions", called(json.dumps('{"a": ' * 600 + "1" + "}" * 600).encode()))
 def test_any_bytes_are_refused_in_shape(app: App, route: str, body: bytes) -> None:
     check(route, *app.post(route, body))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +329,19 @@ async def test_a_reply_under_a_grammar_that_the_engine_stops_is_not_pieced_toget
     [completion] = await world.completions()
     assert completion.outcome == "aborted"
     assert len(world.model.log.generations) == 1
+
+
+async def test_a_server_that_refuses_unknown_fields_gets_no_template_arguments_and_a_line_says_so(make_world) -> None:
+    """Claude Code asks for an effort in every call."""
+    world: World = await make_world(lambda _: Step(text="No."), mode="chat")
+    body = {"messages": MESSAGES, "max_tokens": 9, "output_config": {"effort": "high"}}
+    engine = world.node.engine
+    for takes in (True, False):
+        engine._info = replace(engine.info, template_args=takes)
+        assert (await post(world, "/v1/messages", body))[0] == 200
+    one, two = [generation.request for generation in world.model.log.generations]
+    assert one["chat_template_kwargs"] == {"reasoning_effort": "high"}
+    assert "chat_template_kwargs" not in two
+    taken, refused = await world.completions()
+    assert "warnings" not in taken.metadata
+    assert "template arguments (reasoning_effort) were dropped" in refused.metadata["warnings"][0]

@@ -19,6 +19,14 @@ async def ask(world: World, **options: object) -> openai.types.chat.ChatCompleti
     return await world.client().chat.completions.create(model="m", messages=MESSAGES, **options)
 
 
+async def said(world: World, *, stream: bool, **options: object) -> str:
+    """The text that a client sees."""
+    if not stream:
+        return (await ask(world, **options)).choices[0].message.content or ""
+    pieces = await ask(world, stream=True, **options)
+    return "".join([choice.delta.content or "" async for piece in pieces for choice in piece.choices])
+
+
 @pytest.mark.parametrize(
     ("status", "seen"), [(400, 400), (429, 503), (503, 503), (500, 502)], ids=lambda value: str(value)
 )
@@ -56,12 +64,13 @@ async def test_a_stream_that_the_engine_cuts_ends_hard_and_never_like_an_answer(
     assert len(completion.response_ids) == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("mode", ["vllm", "sglang", "chat"])
-async def test_a_reply_without_token_ids_fails_at_once_and_names_field_and_url(make_world, mode) -> None:
+async def test_a_reply_without_token_ids_fails_at_once_and_names_field_and_url(make_world, mode, stream) -> None:
     """A2, A4: never trained silently, never an empty group: the first reply says what is missing."""
     world: World = await make_world(lambda _: BARE, mode=mode)
-    with pytest.raises(openai.APIStatusError) as caught:
-        await ask(world)
+    with pytest.raises(openai.APIError) as caught:
+        await said(world, stream=stream)
     field = "output_ids" if mode == "sglang" else "token_ids"
     assert field in str(caught.value)
     assert world.node.engine.info.url in str(caught.value)
@@ -70,22 +79,40 @@ async def test_a_reply_without_token_ids_fails_at_once_and_names_field_and_url(m
     assert field in (world.session.broken or "")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("field", ["meta_info", "output_ids"])
+async def test_a_router_that_strips_ids_is_found_at_the_first_reply(make_world, field, stream) -> None:
+    """A4. SGLang's ids stand twice in a reply: one that lacks ``output_ids`` alone has them all the same."""
+    world: World = await make_world([Step(text="Fine.")], mode="sglang")
+    world.engine.stripped = [field]
+    if field == "output_ids":
+        assert await said(world, stream=stream) == "Fine."
+        assert [completion.outcome for completion in await world.recorded(1)] == ["ok"]
+        return
+    with pytest.raises(openai.APIError, match="not of a router that strips it"):
+        await said(world, stream=stream)
+    assert [completion.outcome for completion in await world.recorded(1)] == ["no_token_ids"]
+    assert f"{world.node.engine.info.url}/generate returned no `meta_info`" in (world.session.broken or "")
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("mode", ["vllm", "chat"])
-async def test_ids_are_understood_when_logprobs_carry_them(make_world, mode) -> None:
+async def test_ids_are_understood_when_logprobs_carry_them(make_world, mode, stream) -> None:
     """A3."""
     world: World = await make_world([Step(text="Fine.", omit_token_ids=True, ids_in_logprobs=True)], mode=mode)
-    await ask(world)
+    assert await said(world, stream=stream) == "Fine."
     [completion] = await world.recorded(1)
     assert completion.outcome == "ok"
     assert completion.response_ids.tolist() == world.model.log.generations[0].sampled_ids
 
 
-@pytest.mark.parametrize("mode", ["vllm", "chat"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("mode", ["vllm", "sglang", "chat"])
 @pytest.mark.parametrize("fault", ["omit", "null", "nan", "inf", "sentinel", "bool"])
-async def test_a_logprob_that_is_none_serves_the_harness_and_is_not_trained(make_world, fault, mode) -> None:
+async def test_a_logprob_that_is_none_serves_the_harness_and_is_not_trained(make_world, fault, mode, stream) -> None:
     """A8."""
     world: World = await make_world([Step(text="Fine.", logprobs=fault)], mode=mode)
-    assert (await ask(world)).choices[0].message.content == "Fine."
+    assert await said(world, stream=stream) == "Fine."
     [completion] = await world.recorded(1)
     assert completion.outcome == "logprob_missing"
 
@@ -102,14 +129,25 @@ async def test_ids_that_a_streaming_parser_lost_are_noticed(make_world) -> None:
     assert completion.outcome == "token_mismatch"
 
 
-@pytest.mark.parametrize("mode", ["vllm", "chat"])
-async def test_usage_that_contradicts_the_ids_is_noticed(make_world, mode) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("extra", [3, -1])
+@pytest.mark.parametrize("mode", ["vllm", "sglang", "chat"])
+async def test_usage_that_contradicts_the_ids_is_noticed(make_world, mode, extra, stream) -> None:
     """A1, for whatever reason ids were lost."""
-    world: World = await make_world([Step(text="Fine.", usage_extra=3)], mode=mode)
-    assert (await ask(world)).choices[0].message.content == "Fine."
+    world: World = await make_world([Step(text="Fine.", usage_extra=extra)], mode=mode)
+    assert await said(world, stream=stream) == "Fine."
     [completion] = await world.recorded(1)
     assert completion.outcome == "token_mismatch"
-    assert "usage counts" in (completion.detail or "")
+    assert "counts" in (completion.detail or "")
+    assert world.session.broken is None
+
+
+async def test_ids_that_are_lost_before_a_stop_string_are_noticed(make_world) -> None:
+    """A1, where the reply is cut by us, before the engine's last word."""
+    world: World = await make_world([Step(text="Fine. Stop here.", usage_extra=3)], mode="sglang")
+    assert await said(world, stream=True, stop=["Stop"]) == "Fine. "
+    [completion] = await world.recorded(1)
+    assert completion.outcome == "token_mismatch"
 
 
 @pytest.mark.parametrize("mode", ["tito", "vllm", "sglang"])

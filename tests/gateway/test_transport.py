@@ -187,3 +187,26 @@ async def test_every_event_of_a_responses_stream_says_its_type_and_nests_its_obj
         if event["type"] in ("response.created", "response.in_progress", "response.completed"):
             assert event["response"]["object"] == "response"
     assert events[-1]["response"]["usage"]["output_tokens"] > 0
+
+
+@EVERY
+async def test_a_compressed_body_is_refused_in_shape_and_by_name(make_world, api) -> None:
+    world: World = await make_world([Step(text="Fine.")])
+    path, body = CALLS[api]
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {world.session.key}"}) as http:
+        for encoding, status in (("gzip", 400), ("zstd", 400), ("identity", 200)):
+            headers = {"content-encoding": encoding}
+            async with http.post(world.node.server.url + path, json={"model": "m", **body}, headers=headers) as reply:
+                assert reply.status == status
+                assert status == 200 or f"Content-Encoding '{encoding}'" in (await reply.json())["error"]["message"]
+    await world.recorded(1)
+
+
+@EVERY
+async def test_a_fault_of_ours_is_an_error_in_shape_and_in_the_log(make_world, api, monkeypatch, caplog) -> None:
+    world: World = await make_world([Step(text="Fine.")])
+    monkeypatch.setattr(app, "_read", lambda *_: 1 / 0)
+    status, reply = await post(world, *CALLS[api])
+    assert status == 500
+    assert "division by zero" in reply["error"]["message"]
+    assert "ZeroDivisionError" in caplog.text

@@ -103,6 +103,7 @@ async def run_session(
     prepare: Sequence[str] = (),
     context_length: int = 131072,
     timeout: float = 240.0,
+    allow_internet: bool = False,
     **agent: Any,
 ) -> Ran:
     """Run one session of a harness, installed where it is missing.
@@ -119,15 +120,15 @@ async def run_session(
     task = TaskRequest(
         task_id="t",
         instruction=instruction,
-        agent=AgentSpec(harness=name, model_name="some/model", **agent),
+        agent=AgentSpec(harness=None if "import_path" in agent else name, model_name="some/model", **agent),
         evaluator=EvaluatorSpec(strategy="test_on_output", config={"test_command": test}),
-        runtime=RuntimeSpec(prepare=tuple(prepare)),
+        runtime=RuntimeSpec(prepare=tuple(prepare), allow_internet=allow_internet),
         timeout_seconds=timeout,
     )
     await node.start()
     try:
         asked = _listen(node)
-        await run_tasks(node, [(task, await make_parts(task))], pools=Pools())
+        await run_tasks(node, [(task, await make_parts(task, allow_import=True))], pools=Pools())
         result = await rebuild(node.store, (await node.store.results())[0])
         logs = folder / "sessions" / result.session_id / "attempt-1"
         said = [(logs / f"agent.{stream}").read_text(errors="replace") for stream in ("stdout", "stderr")]

@@ -4,14 +4,19 @@ its first call after it is one more.
 
 Codex, Qwen Code and opencode know how long the context is and do it in time, Claude Code when the gateway says
 that a prompt is too long. Not everybody can, without a person: Gemini CLI compacts only before a new message from the
-user; mini-swe-agent never does; pi has the summary made, but its print mode has ended before it would go on. Those
-sessions are errors that say why, and their calls are all kept.
+user (a harness of our own has one for it); mini-swe-agent never does; pi has the summary made, but its print mode has
+ended before it would go on. Those sessions are errors that say why, and their calls are all kept.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from polar.contract.task import AgentSpec
+from polar.harnesses import Endpoint, Installed, Plan
+from polar.harnesses.gemini_cli import GeminiCLI
 from tests.harnesses.conftest import Run
 from tests.harnesses.running import Ran, Says
 from tests.harnesses.scripts import shell
@@ -51,13 +56,14 @@ def model_of(harness: str) -> Says:
     return says
 
 
-async def fill(session: Run, harness: str) -> Ran:
+async def fill(session: Run, harness: str, model: Says | None = None, **agent: str) -> Ran:
     ran = await session(
         harness,
-        model_of(harness),
+        model or model_of(harness),
         instruction="Count bears, then make greeting.txt.",
         test="grep -qx hello greeting.txt",
         context_length=CONTEXT.get(harness, 32768),
+        **agent,
     )
     ran.check()
     return ran
@@ -81,6 +87,34 @@ async def test_pi_ends_while_its_summary_is_made(session: Run):
     assert ran.result.status == "ERROR"
     assert "maximum context length" in str(ran.result.error)
     assert ran.fates["auxiliary"] == 1
+
+
+class GeminiTwice(GeminiCLI):
+    """Gemini CLI that is asked once, and then again in the same conversation."""
+
+    def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint, installed: Installed) -> Plan:
+        plan = super().plan(agent, instruction, endpoint, installed)
+        once = str(plan.command.argv)
+        again = once.replace(" < ", " --resume latest < ")
+        return replace(plan, command=replace(plan.command, argv=f"{once} && {again}"))
+
+
+def gemini_model(prompt: str, turn: int) -> Step:
+    """It ends its first turn when it has counted to what is to be summarized, and is asked for that twice."""
+    if "<state_snapshot>" in prompt.rsplit("<|im_start|>", 2)[1]:
+        return Step(text=FORMS["qwen_code"].format(SUMMARY))
+    if turn == 4 and SUMMARY not in prompt:
+        return Step(text="So far.")
+    return model_of("gemini_cli")(prompt, turn)
+
+
+async def test_gemini_goes_on_from_a_summary_when_it_is_asked_again(session: Run):
+    again = f"{__name__}:GeminiTwice"
+    ran = await fill(session, "gemini_cli", gemini_model, import_path=again)
+    assert ran.outcome == ("COMPLETED", None)
+    assert ran.fates == {"trained": 7, "auxiliary": 2}
+    assert ran.traces == [("main", 5, 1.0), ("auxiliary", 1, None), ("auxiliary", 1, None), ("main", 2, 1.0)]
+    assert SUMMARY in ran.text(ran.result.trajectory.traces[-1].prompt_ids)
 
 
 @pytest.mark.parametrize("harness", ["gemini_cli", "mini_swe_agent"])

@@ -170,10 +170,14 @@ def put(program: Path, version: str) -> None:
     (package / "package.json").write_text(json.dumps({"version": version}))
 
 
-def test_a_script_needs_node_to_be_there(home, monkeypatch):
+def test_a_script_needs_a_node_that_is_new_enough(home, monkeypatch):
     monkeypatch.setenv("PATH", str(home / "tools"))
     put(home / "polar/harnesses/qwen_code/node_modules/@qwen-code/qwen-code/cli-entry.js", "0.24.4")
     assert by_name("qwen_code").find() is not None
+    program(home / "tools" / "node", "echo v18.20.4")
+    assert by_name("qwen_code").find() is None
+    with pytest.raises(UsageError, match=r"qwen_code needs Node\.js 20 or newer"):
+        install("qwen_code")
     (home / "tools" / "node").unlink()
     assert by_name("qwen_code").find() is None
 

@@ -206,6 +206,57 @@ def test_a_program_that_did_not_failed_whatever_its_exit_code(tmp_path, name, ex
     assert words in said
 
 
+BEARS = {"type": "polar.mcp_servers", "names": ["bears"]}
+GEMINI_END = {"type": "result", "status": "success"}
+
+
+def init(**servers: str) -> dict[str, object]:
+    return INIT | {"mcp_servers": [{"name": name, "status": status} for name, status in servers.items()]}
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "stderr"),
+    [
+        ("claude_code", lines(BEARS, init(bears="failed"), claude()), ""),
+        ("claude_code", lines(BEARS, init(bears="needs-auth"), claude()), ""),
+        ("qwen_code", lines(BEARS, init(bears="disconnected"), qwen()), ""),
+        ("gemini_cli", lines(BEARS, GEMINI_END), "[ERROR] Error during discovery for MCP server 'bears': gone\n"),
+        (
+            "opencode",
+            lines(BEARS, opencode("step_finish", "stop")),
+            'message="server unavailable" key=bears status=failed',
+        ),
+        ("openhands_sdk", "\npolar: openhands ended as without its MCP server bears\n", ""),
+    ],
+)
+def test_a_program_that_went_on_without_a_server_of_the_task_failed(tmp_path, name, output, stderr):
+    said = str(by_name(name).judge(result(tmp_path, 0, output, stderr)))
+    assert said.startswith(name)
+    assert "MCP server bears" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "stderr"),
+    [
+        ("claude_code", lines(BEARS, init(bears="connected", theirs="failed"), claude()), ""),
+        ("claude_code", lines(BEARS, init(bears="pending"), claude()), ""),
+        ("qwen_code", lines(init(theirs="disconnected"), qwen()), ""),
+        ("gemini_cli", lines(BEARS, GEMINI_END), "MCP issues detected. Run /mcp list for status.\n"),
+        ("opencode", lines(BEARS, opencode("step_finish", "stop")), 'message="server unavailable" key=theirs'),
+    ],
+)
+def test_a_server_that_the_workspace_brought_is_not_asked_for(tmp_path, name, output, stderr):
+    assert by_name(name).judge(result(tmp_path, 0, output, stderr)) is None
+
+
+@pytest.mark.parametrize("options", ["  -h, --help  Show help  [boolean]\n", "  --help  show\n  --auto  approve\n"])
+def test_a_program_that_printed_its_help_says_first_why(tmp_path, options):
+    help_text = "Unknown argument: frob\nUsage: gemini [options]\n" + "  --raw  as it is\n" * 400 + options
+    said = str(by_name("gemini_cli").judge(result(tmp_path, 1, "", help_text)))
+    assert "Unknown argument: frob ... " in said
+    assert len(said) < 300
+
+
 def test_the_end_is_found_behind_a_line_that_is_very_long(tmp_path):
     output = lines(INIT, {"type": "user", "text": "x" * (1 << 20)}, claude())
     assert by_name("claude_code").judge(result(tmp_path, 0, output)) is None

@@ -80,6 +80,16 @@ def test_the_package_and_the_template_give_the_same_prompts(qwen: Talk, assets: 
 
 
 @pytest.mark.assets
+def test_arguments_that_the_family_does_not_know_change_nothing_as_with_a_template(qwen: Talk) -> None:
+    off = {"enable_thinking": False}
+    plain, asked, quiet, both = (
+        qwen.renderer.render(Chat(model="m", messages=(user("Hi"),), template_args=args)).ids.tolist()
+        for args in ({}, {"reasoning_effort": "high"}, off, {"reasoning_effort": "high", **off})
+    )
+    assert plain == asked != quiet == both
+
+
+@pytest.mark.assets
 def test_the_package_reads_replies_and_bridges(qwen: Talk) -> None:
     qwen.ask(user("Weather?"))
     reply = qwen.sample(f"<think>\nLook.\n</think>\n\n{CALL}{END}")

@@ -90,6 +90,9 @@ class SessionGraph:
         self._root = _Node(None)
         self._by_id: dict[str, Completion] = {}
         self._reply_nodes: dict[str, _Node] = {}
+        self._way: tuple[tuple[Message, ...], list[_Node]] = ((), [])
+        """The newest conversation as far as there was one way for it, and that way: it comes again, and longer. Good
+        as long as no message gets a second successor."""
         for completion in completions:
             self.add(completion)
 
@@ -106,10 +109,13 @@ class SessionGraph:
 
     def attach(self, messages: Sequence[Message]) -> Attachment:
         """Find what a conversation continues. A reply that says nothing and was never given is left out: it is what
-        some harnesses keep of a stream that was cut."""
+        some harnesses keep of a stream that was cut. Results that came in another order before get that order."""
         path = self._walk(messages)
-        while len(path) < len(messages) and says_nothing(messages[len(path)]):
-            messages = [*messages[: len(path)], *messages[len(path) + 1 :]]
+        while len(path) < len(messages):
+            found = self._mended(messages, path)
+            if found is None:
+                break
+            messages = found
             path = self._walk(messages)
         recorded = tuple(node.message for node in path if node.message is not None)
         canonical = recorded + tuple(messages[len(path) :])
@@ -162,7 +168,7 @@ class SessionGraph:
             node = self._step(node, message, completion)
         reply = _Node(completion.reply, completion)
         if len(completion.response_ids) or completion.reply != Message("assistant"):
-            node.children.setdefault(message_key(completion.reply), []).append(reply)
+            self._append(node, message_key(completion.reply), reply)
         self._by_id[completion.completion_id] = completion
         self._reply_nodes[completion.completion_id] = reply
 
@@ -210,23 +216,31 @@ class SessionGraph:
 
     def _step(self, node: _Node, message: Message, completion: Completion) -> _Node:
         """The child that is this message, made if it is not there."""
-        children = node.children.setdefault(message_key(message), [])
-        child = next((child for child in children if child.message == message), None)
+        key = message_key(message)
+        child = next((child for child in node.children.get(key, ()) if child.message == message), None)
         if child is None:
             child = _Node(message)
-            children.append(child)
+            self._append(node, key, child)
         child.last = completion
         return child
 
+    def _append(self, node: _Node, key: Key, child: _Node) -> None:
+        if node.children:
+            self._way = ((), [])
+        node.children.setdefault(key, []).append(child)
+
     def _walk(self, messages: Sequence[Message]) -> list[_Node]:
         """The longest path from the root that says the start of these messages; of two, the likelier."""
-        node, path = self._root, list[_Node]()
-        for message in messages:  # straight down, as long as there is one way: nearly always all of it
+        said, way = self._way
+        path = [*way] if tuple(messages[: len(said)]) == said else []
+        node = path[-1] if path else self._root
+        for message in messages[len(path) :]:  # straight down, as long as there is one way: nearly always all of it
             found = self._matches(node, message)
             if len(found) != 1:
                 break
             node = found[0]
             path.append(node)
+        self._way = (tuple(messages[: len(path)]), path)
         return path + self._search(node, messages[len(path) :]) if len(path) < len(messages) else path
 
     def _search(self, start: _Node, messages: Sequence[Message]) -> list[_Node]:
@@ -241,6 +255,20 @@ class SessionGraph:
                 found = self._matches(trail.node, messages[trail.depth])
                 waiting += [_Trail(node, trail.depth + 1, trail) for node in reversed(found)]
         return best.nodes()
+
+    def _mended(self, messages: Sequence[Message], path: Sequence[_Node]) -> list[Message] | None:
+        """The conversation without what a harness did to it behind the part that is known; ``None``: nothing."""
+        start = end = len(path)
+        if says_nothing(messages[start]):
+            return [*messages[:start], *messages[start + 1 :]]
+        if messages[start].role != "tool":
+            return None
+        while start and messages[start - 1].role == "tool":
+            start -= 1
+        while end < len(messages) and messages[end].role == "tool":
+            end += 1
+        order = _as_recorded(path[start - 1] if start else self._root, messages[start:end])
+        return None if order is None else [*messages[:start], *order, *messages[end:]]
 
     def _matches(self, node: _Node, message: Message) -> list[_Node]:
         """The children that are this message, the likeliest first."""
@@ -273,3 +301,21 @@ class SessionGraph:
         if attachment.messages[shared].role == "assistant":
             return "reply_not_recorded"
         return "history_edited"
+
+
+def _as_recorded(node: _Node, results: Sequence[Message]) -> list[Message] | None:
+    """These results, which say whose they are, in another order, in which all of them stand below a node."""
+    ours = {result.tool_call_id: result for result in results if result.tool_call_id}
+    if len(ours) < max(2, len(results)):
+        return None
+    waiting: list[tuple[_Node, list[Message]]] = [(node, [])]
+    while waiting:
+        node, order = waiting.pop()
+        if len(order) == len(results):
+            return order
+        for child in (child for same in node.children.values() for child in same):
+            said = child.message
+            result = ours.get(said.tool_call_id) if said and said.tool_call_id else None
+            if said and result and result not in order and message_key(result) == message_key(said):
+                waiting.append((child, [*order, result]))
+    return None

@@ -27,7 +27,7 @@ class Repeatable(Protocol):
 
     @property
     def failed(self) -> bool:
-        """It has ended without an answer: a repetition must start afresh."""
+        """It has ended without an answer, or is about to: a repetition must start afresh."""
         ...
 
 
@@ -65,19 +65,36 @@ class RetryLedger(Generic[C]):
             if known != digest:
                 raise KeyReused(key)
             return None if call.failed else call
-        earlier = [call for call in self._by_digest.get(digest, ()) if not call.failed]
-        left = next((call for call in earlier if call.waiting == 0 and not call.delivered), None)
-        if left is not None:
-            return left
-        return earlier[-1] if marked and earlier else None
+        found = self._repeated(self._by_digest.get(digest, []), marked)
+        if found is not None and key is not None:
+            self._name(key, digest, found)
+        return found
 
     def add(self, digest: bytes, call: C, *, key: str | None) -> None:
-        """A new call begins."""
+        """A new call begins; where a call of the same digest has failed, it is that one's repetition."""
         same = self._by_digest.pop(digest, [])
-        self._by_digest[digest] = [*(known for known in same if not known.failed), call][-16:]
+        repeated = next((known for known in same if known.failed), None)
+        answered = [known for known in same if known.delivered][-1:]
+        pending = [known for known in same if not known.delivered and known is not repeated]
+        self._by_digest[digest] = [*answered, *pending, call]
         if key is not None:
-            self._by_key[key] = (digest, call)
+            self._name(key, digest, call)
         while len(self._by_digest) > self._keep:
             self._by_digest.pop(next(iter(self._by_digest)))
+
+    @staticmethod
+    def _repeated(same: list[C], marked: bool) -> C | None:
+        """Which of the calls of one digest comes again. One that failed did so for a client of its own, and a marked
+        retry is sooner that client's than one that joins another's call."""
+        failed = any(call.failed for call in same)
+        pending = [call for call in same if not call.delivered and not call.failed]
+        left = next((call for call in pending if call.waiting == 0), None)
+        if left is not None or failed or not marked:
+            return left
+        known = pending or same
+        return known[-1] if known else None
+
+    def _name(self, key: str, digest: bytes, call: C) -> None:
+        self._by_key[key] = (digest, call)
         while len(self._by_key) > self._keep:
             self._by_key.pop(next(iter(self._by_key)))

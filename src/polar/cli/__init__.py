@@ -70,8 +70,10 @@ def _main(
         raise UsageError(f"POLAR_LOG={level} is no level: use DEBUG, INFO, WARNING, ERROR or CRITICAL")
     logging.basicConfig(level=level, format="%(levelname)s %(message)s")
     if "POLAR_LOG" not in os.environ:
-        # How an engine is used, or that one is away, changes what comes out: nobody should have to ask for that.
-        logging.getLogger("polar.engines").setLevel(logging.WARNING)
+        # How an engine is used, that one is away, or another version of a harness, changes what comes out: nobody
+        # should have to ask for that.
+        for name in ("polar.engines", "polar.harnesses"):
+            logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def main() -> None:

@@ -46,9 +46,9 @@ def capture(
     """Run a command with its model calls captured. Its exit code is this command's own."""
     if report not in (None, "-"):
         raise UsageError("--report takes '-' (stderr); the results folder always has report.json")
-    if shutil.which(command[0]) is None:
-        screen.err.print(f"polar: {command[0]}: command not found")
-        raise typer.Exit(127)
+    if (refusal := _not_a_program(command[0])) is not None:
+        screen.err.print(f"polar: {command[0]}: {refusal[1]}")
+        raise typer.Exit(refusal[0])
     name = f"capture-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     folder = out or Path("results") / name
     require_writable(folder)
@@ -75,6 +75,25 @@ def capture(
         calls, traces = sum(body["completions"].values()), body["traces"]
         screen.err.print(f"polar: {_many(calls, 'call')}, {_many(traces, 'trace')} in {folder}")
     raise typer.Exit(code)
+
+
+def _not_a_program(name: str) -> tuple[int, str] | None:
+    """Why this can't be started, and a shell's exit code for it; ``None`` where it seems that it can."""
+    found = shutil.which(name)
+    if found is None:
+        if os.path.dirname(name) and os.path.isfile(name):
+            return 126, "not executable: chmod +x it, or put its interpreter before it"
+        return 127, "command not found"
+    try:
+        with open(found, "rb") as file:
+            begin = file.read(256)
+    except OSError:
+        return None  # it may be run and not be read
+    if begin.startswith(b"#!"):
+        words = begin[2:].partition(b"\n")[0].lstrip().split(b" ")
+        interpreter = os.fsdecode(words[0])
+        return None if os.path.exists(interpreter) else (126, f"its interpreter {interpreter!r} is not there")
+    return None if b"\0" in begin else (126, "it is a script without a #! line: put its interpreter before it")
 
 
 def _many(count: int, what: str) -> str:

@@ -99,8 +99,9 @@ def _harnesses() -> Iterator[Check]:
         if found is None:
             yield Check(f"harness {name}", False, f"not installed (pinned: {harness.pinned})", harness.install_hint)
         else:
-            pinned = f", pinned {harness.pinned}" if harness.pinned and harness.pinned != found.version else ""
-            yield Check(f"harness {name}", True, f"{found.version}{pinned}")
+            other = harness.pinned not in (None, found.version)
+            detail = f"{found.version}, tested with {harness.pinned}" if other else found.version
+            yield Check(f"harness {name}", True, detail, harness.install_hint if other else None)
 
 
 def _server(url: str, model: str | None) -> Iterator[Check]:

@@ -1,12 +1,13 @@
 """Anthropic Messages: ``POST /v1/messages``.
 
 The dialect of Claude Code, and one of those that opencode, pi and OpenHands speak. Source of the shapes: the
-public API reference and the wire as those harnesses and the vendor's SDKs speak it. Unknown request fields are
-passed over, as the vendor adds some every week.
+public API reference and the wire as those harnesses and the vendor's SDKs speak it. Request fields that nothing
+here reads are named in a warning.
 
 Thinking is in a reply only if the request asks for it, as clients of this API expect; the record has it in
-any case. Tool calls are sent whole, at the end of a stream: their input must be an object, and only the whole
-text tells whether it is one. What is held back or hidden is a ``ping``, so that no client takes it for silence.
+any case. Where a client wants it without its text, the signature holds the text, and gives it back. Tool calls
+are sent whole, at the end of a stream: their input must be an object, and only the whole text tells whether it
+is one. What is held back or hidden is a ``ping``, so that no client takes it for silence.
 """
 
 from __future__ import annotations
@@ -27,22 +28,27 @@ from polar.contract.chat import (
     Text,
     TextDelta,
     Tool,
-    ToolCall,
     Usage,
 )
-from polar.dialects.anthropic_content import Block, InMessage, joined, to_messages
+from polar.dialects.anthropic_content import (
+    Block,
+    InMessage,
+    Thinking,
+    added_tools,
+    encode_blocks,
+    joined,
+    to_messages,
+    tool_use,
+)
 from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder, decode, told_role
 from polar.dialects.errors import ERRORS, error_text, retry_headers
+from polar.dialects.signatures import signature
+from polar.dialects.unheeded import effort_args, unheeded
 from polar.dialects.unparsed import object_json
 
 BILLING = "x-anthropic-billing-header:"
 """Claude Code begins its system prompt with this line. It has a hash of the first user message, so it differs
 between conversations that are otherwise the same."""
-SIGNATURE = "cG9sYXI="
-"""Clients want thinking to be signed. We sign nothing and check nothing: any signature is taken back."""
-
-Thinking = Literal["shown", "omitted", "hidden"]
-"""How a reply's thinking reaches the client: as it is, as a block without its text, or not at all."""
 
 # ---- parse request ---------------------------------------------------------------------------------------
 
@@ -53,6 +59,9 @@ class _Tool(msgspec.Struct):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
+    input_examples: list[Any] | None = None
+    allowed_callers: list[str] | None = None
 
 
 class _ToolChoice(msgspec.Struct):
@@ -64,6 +73,7 @@ class _ToolChoice(msgspec.Struct):
 class _Thinking(msgspec.Struct):
     type: str
     display: str | None = None
+    budget_tokens: int | None = None
 
 
 class _Format(msgspec.Struct):
@@ -73,6 +83,12 @@ class _Format(msgspec.Struct):
 
 class _OutputConfig(msgspec.Struct):
     format: _Format | None = None
+    effort: str | None = None
+    task_budget: Any = None
+
+
+class _ContextManagement(msgspec.Struct):
+    edits: list[dict[str, Any]] | None = None
 
 
 class _Request(msgspec.Struct):
@@ -91,9 +107,19 @@ class _Request(msgspec.Struct):
     output_config: _OutputConfig | None = None
     output_format: _Format | None = None
     mcp_servers: list[Any] | None = None
+    context_management: _ContextManagement | None = None
+    thread: Any = None
+    compaction: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Request)
+_fields: msgspec.json.Decoder[Mapping[str, Any]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NEUTRAL = (
+    *("anthropic_beta", "anthropic_version", "betas", "metadata", "diagnostics", "cache_control", "fallbacks"),
+    *("billing_policy", "fallback_credit_token", "user_profile_id", "workspace_id"),
+    *("inference_geo", "service_tier", "speed"),
+)
+"""Fields without which the reply would be the same."""
 
 
 class AnthropicMessages:
@@ -109,10 +135,10 @@ class AnthropicMessages:
 
     def parse(self, body: bytes, headers: Mapping[str, str], path: Mapping[str, str]) -> Call:
         request = decode(_decoder, body)
-        if not request.messages:
-            raise CallError("bad_request", "messages: at least one message is required")
+        _refuse(request)
         tools, warnings = _tools(request)
-        messages, subagent = _system(request.system)
+        warnings += [*unheeded(decode(_fields, body), _Request, _NEUTRAL), *_unheeded(request)]
+        messages, subagent = _system(request.system, warnings)
         try:
             for index, message in enumerate(request.messages):
                 messages += to_messages(message, f"messages.{index}", warnings)
@@ -125,7 +151,7 @@ class AnthropicMessages:
             tool_choice=_tool_choice(request, tools, warnings),
             sampling=_sampling(request),
             response_format=_response_format(request),
-            template_args=_template_args(request),
+            template_args=_template_args(request, warnings),
         )
         subagent = subagent or "x-claude-code-agent-id" in headers
         hint = "subagent" if subagent else told_role(headers)
@@ -136,7 +162,7 @@ class AnthropicMessages:
     def encode(self, call: Call, answer: Answer) -> Response:
         body = {
             **_head(answer.completion_id, answer.model, answer.usage),
-            "content": _content(answer.message, call.options),
+            "content": encode_blocks(answer.message, call.options),
             "stop_reason": _stop_reason(answer),
             "stop_sequence": _stop_sequence(answer),
         }
@@ -170,9 +196,28 @@ class AnthropicMessages:
         return Response(200, orjson.dumps(_model(name)))
 
 
-def _system(system: str | list[Block] | None) -> tuple[list[Message], bool]:
+class _Unthreaded(CallError):
+    """The vendor's SDK asks for a conversation that the server holds, in its tool runner by itself, and then sends no
+    more than the news. It goes on without one where the error says so in a way of its own."""
+
+
+def _refuse(request: _Request) -> None:
+    """What would lose context or give another reply than asked for is an error, not a warning."""
+    if not request.messages:
+        raise CallError("bad_request", "messages: at least one message is required")
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise CallError("bad_request", "max_tokens: must be at least 1")
+    if request.thread:
+        raise _Unthreaded("bad_request", "thread: no conversation is held here; send all of it in messages")
+    if request.compaction:
+        raise CallError("bad_request", "compaction: not served here; ask for a summary in messages")
+
+
+def _system(system: str | list[Block] | None, warnings: list[str]) -> tuple[list[Message], bool]:
     """The system message, if there is one, without the billing line, and whether that line says that a
     sub-agent calls."""
+    foreign = [block.type for block in system if block.type != "text"] if isinstance(system, list) else []
+    warnings += [f"a block of type '{kind}' in system was left out: it is no text" for kind in foreign]
     texts = [system] if isinstance(system, str) else [block.text or "" for block in system or ()]
     subagent = False
     parts: list[Part] = []
@@ -189,16 +234,48 @@ def _system(system: str | list[Block] | None) -> tuple[list[Message], bool]:
 def _tools(request: _Request) -> tuple[tuple[Tool, ...], list[str]]:
     tools: list[Tool] = []
     warnings: list[str] = []
-    for index, tool in enumerate(request.tools or ()):
+    for index, tool in enumerate([*(request.tools or ()), *_added(request)]):
         if tool.input_schema is None and tool.type not in (None, "custom"):
             warnings.append(f"tools.{index} of type '{tool.type}' was dropped: nothing here can run or describe it")
         elif not tool.name:
             raise CallError("bad_request", f"tools.{index}.name: Field required")
         else:
             tools.append(Tool(tool.name, tool.description, tool.input_schema, tool.strict))
-    if request.mcp_servers:
-        warnings.append("mcp_servers were passed over: the harness must run them")
     return tuple(tools), warnings
+
+
+def _added(request: _Request) -> list[_Tool]:
+    """The tools that the conversation adds to those of the request."""
+    try:
+        added = msgspec.convert(added_tools(request.messages), list[_Tool])
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise CallError("bad_request", f"tool_addition: the definition is not valid: {error}") from None
+    known = {tool.name for tool in request.tools or ()}
+    return list({tool.name: tool for tool in added if tool.name not in known}.values())
+
+
+_NO_PREFILL = "the last message is the assistant's: the reply is a turn of its own and does not go on from it"
+
+
+def _unheeded(request: _Request) -> list[str]:
+    """What was asked for and is not done."""
+    tools, bound = request.tools or (), "max_tokens alone bounds a reply"
+    thinking, output = request.thinking or _Thinking(""), request.output_config or _OutputConfig()
+    callers = {caller for tool in tools for caller in tool.allowed_callers or ()}
+    lines = {
+        "mcp_servers were passed over: the harness must run them": request.mcp_servers,
+        "tools: defer_loading was passed over: the model is given every tool": any(t.defer_loading for t in tools),
+        "tools: input_examples were passed over: no template reads them": any(t.input_examples for t in tools),
+        "tools: allowed_callers were passed over: the model calls every tool itself": callers - {"direct"},
+        f"thinking.budget_tokens was passed over: {bound}": thinking.budget_tokens,
+        f"output_config.task_budget was passed over: {bound}": output.task_budget,
+        _NO_PREFILL: request.messages[-1].role == "assistant",
+    }
+    edits = request.context_management.edits if request.context_management else None
+    for edit in edits or ():
+        if edit.get("keep") not in ("all", {"type": "all"}):
+            lines[f"context_management: '{edit.get('type')}' was passed over: the context is as it was sent"] = True
+    return [line for line, asked in lines.items() if asked]
 
 
 def _tool_choice(request: _Request, tools: tuple[Tool, ...], warnings: list[str]) -> str | None:
@@ -209,6 +286,8 @@ def _tool_choice(request: _Request, tools: tuple[Tool, ...], warnings: list[str]
         warnings.append("tool_choice.disable_parallel_tool_use was passed over: the model may make several calls")
     if choice.type != "tool":
         return "required" if choice.type == "any" else choice.type
+    if not choice.name:
+        raise CallError("bad_request", "tool_choice.name: Field required")
     if choice.name not in [tool.name for tool in tools]:
         warnings.append(f"tool_choice was dropped: there is no tool '{choice.name}'")
         return None
@@ -227,15 +306,19 @@ def _sampling(request: _Request) -> Sampling:
 
 def _response_format(request: _Request) -> dict[str, Any] | None:
     wanted = (request.output_config.format if request.output_config else None) or request.output_format
-    if wanted is None or wanted.schema is None:
+    if wanted is None:
         return None
+    if wanted.type != "json_schema" or wanted.schema is None:
+        raise CallError("bad_request", "output_config.format: type 'json_schema' with a schema is wanted")
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": wanted.schema, "strict": True}}
 
 
-def _template_args(request: _Request) -> dict[str, Any]:
+def _template_args(request: _Request, warnings: list[str]) -> dict[str, Any]:
     """``adaptive`` leaves it to the model, and so to its template."""
     kind = request.thinking.type if request.thinking else None
-    return {"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else {}
+    effort = request.output_config.effort if request.output_config else None
+    switch = {"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else {}
+    return effort_args(effort, "output_config.effort", warnings) | switch
 
 
 def _thinking(request: _Request) -> Thinking:
@@ -255,23 +338,6 @@ def _head(completion_id: str, model: str, usage: Usage) -> dict[str, Any]:
         "stop_sequence": None,
         "usage": _usage(usage),
     }
-
-
-def _content(message: Message, thinking: Thinking) -> list[dict[str, Any]]:
-    """A reply's blocks: thinking, then text, then tool calls."""
-    blocks: list[dict[str, Any]] = []
-    if message.reasoning and thinking != "hidden":
-        thought = message.reasoning if thinking == "shown" else ""
-        blocks.append({"type": "thinking", "thinking": thought, "signature": SIGNATURE})
-    if message.content:
-        blocks.append({"type": "text", "text": message.content})
-    for call in message.tool_calls:
-        blocks.append({**_tool_use(call), "input": orjson.Fragment(object_json(call.arguments))})
-    return blocks
-
-
-def _tool_use(call: ToolCall) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
@@ -307,6 +373,7 @@ class _MessageStream:
         self.keepalive = b": keepalive\n\n"  # clients want message_start to be the first event
         self._thinking = thinking
         self._open: str | None = None  # the type of the block that is being sent
+        self._unsaid: list[str] = []  # the thinking that its signature must hold
         self._index = 0
 
     def start(self, completion_id: str, created: float, model: str, prompt_tokens: int) -> bytes:
@@ -318,15 +385,18 @@ class _MessageStream:
             return self._enter("text", text="") + self._piece("text_delta", text=delta.text) if delta.text else b""
         if not isinstance(delta, ReasoningDelta) or self._thinking == "hidden":
             return _PING
+        if not delta.text:
+            return b""
         begin = self._enter("thinking", thinking="", signature="")
         if self._thinking == "omitted":
+            self._unsaid.append(delta.text)
             return begin + _PING
         return begin + self._piece("thinking_delta", thinking=delta.text)
 
     def finish(self, answer: Answer) -> bytes:
         out = [self._leave()]
         for call in answer.message.tool_calls:
-            out.append(self._enter(**_tool_use(call)))
+            out.append(self._enter(**tool_use(call)))
             out.append(self._piece("input_json_delta", partial_json=object_json(call.arguments).decode()))
             out.append(self._leave())
         ending = {"stop_reason": _stop_reason(answer), "stop_sequence": _stop_sequence(answer)}
@@ -349,8 +419,11 @@ class _MessageStream:
         """End the open block, if there is one."""
         if self._open is None:
             return b""
-        signed = self._piece("signature_delta", signature=SIGNATURE) if self._open == "thinking" else b""
-        out = signed + _event("content_block_stop", index=self._index)
+        out = b""
+        if self._open == "thinking":
+            out = self._piece("signature_delta", signature=signature(None, "".join(self._unsaid)))
+            self._unsaid = []
+        out += _event("content_block_stop", index=self._index)
         self._open = None
         self._index += 1
         return out
@@ -371,4 +444,7 @@ _OVER = "prompt is too long: {prompt} tokens > {limit} maximum"
 
 def _error_body(error: CallError) -> dict[str, Any]:
     message = error_text(error, _OVER, "prompt is too long: {message}")
-    return {"type": "error", "error": {"type": ERRORS[error.kind].anthropic, "message": message}}
+    body: dict[str, Any] = {"type": ERRORS[error.kind].anthropic, "message": message}
+    if isinstance(error, _Unthreaded):
+        body["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": body}

@@ -9,10 +9,15 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+import orjson
 
 from polar.contract.chat import Image, Message, Part, Text, ToolCall
 from polar.dialects.base import CallError
-from polar.dialects.unparsed import json_object, raw_text
+from polar.dialects.signatures import read_signature, signature
+from polar.dialects.unparsed import json_object, object_json, raw_text
+
+Thinking = Literal["shown", "omitted", "hidden"]
+"""How a reply's thinking reaches the client: as it is, as a block whose signature alone holds it, or not at all."""
 
 
 class Source(msgspec.Struct):
@@ -39,14 +44,21 @@ class Block(msgspec.Struct):
     name: str | None = None
     input: msgspec.Raw = msgspec.Raw()
     thinking: str | None = None
+    signature: str | None = None
     tool_name: str | None = None
+    title: str | None = None
+    context: str | None = None
+    citations: Any = None
+    tool: Any = None
 
 
 class InMessage(msgspec.Struct):
     """A message of a request."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[Block] | None = None
+    clear_at: str | None = None
+    output_config: dict[str, Any] | None = None
 
 
 # ---- content ---------------------------------------------------------------------------------------------
@@ -62,6 +74,11 @@ def to_messages(message: InMessage, where: str, warnings: list[str]) -> list[Mes
     Raises:
         CallError: ``bad_request``, with the field at fault.
     """
+    warnings += _unheeded(message, where)
+    if message.content is None:
+        if message.role != "system" or not message.output_config:
+            raise CallError("bad_request", f"{where}.content: Field required")
+        return []
     if isinstance(message.content, str):
         return [Message(message.role, message.content)]
     if message.role == "assistant":
@@ -69,6 +86,22 @@ def to_messages(message: InMessage, where: str, warnings: list[str]) -> list[Mes
     if message.role == "system":
         return [Message("system", joined(_parts(message.content, where, warnings)))]
     return _user(message.content, where, warnings)
+
+
+def added_tools(messages: list[InMessage]) -> list[Any]:
+    """The definitions of tools that are added in the middle of a conversation."""
+    blocks = [block for message in messages if isinstance(message.content, list) for block in message.content]
+    added = [block.tool for block in blocks if block.type == "tool_addition" and isinstance(block.tool, dict)]
+    return [tool["definition"] for tool in added if tool.get("definition")]
+
+
+def _unheeded(message: InMessage, where: str) -> list[str]:
+    lines = []
+    if message.clear_at == "next_user_message":
+        lines.append(f"{where}.clear_at was passed over: what was said stays in front of the model")
+    if message.output_config:
+        lines.append(f"{where}.output_config was passed over: it is read at the top level only")
+    return lines
 
 
 def joined(parts: list[Part]) -> str | tuple[Part, ...]:
@@ -90,6 +123,8 @@ def _user(blocks: list[Block], where: str, warnings: list[str]) -> list[Message]
             continue
         if parts:
             out.append(Message("user", joined(parts)))
+        if isinstance(block.content, dict):
+            raise CallError("bad_request", f"{place}.content: a string or a list of blocks is wanted")
         result = _parts(block.content, place, warnings)
         texts: list[Part] = [part for part in result if isinstance(part, Text)]
         parts = [part for part in result if isinstance(part, Image)]
@@ -112,7 +147,7 @@ def _assistant(blocks: list[Block], where: str, warnings: list[str]) -> Message:
         if block.type == "text":
             text.append(block.text or "")
         elif block.type == "thinking":
-            thoughts.append(block.thinking or "")
+            thoughts.append(block.thinking or read_signature(block.signature).reasoning or "")
         elif block.type == "tool_use":
             name = _required(block.name, f"{place}.name")
             calls.append(ToolCall(_required(block.id, f"{place}.id"), name, arguments_of(block.input, place)))
@@ -135,17 +170,61 @@ def _parts(content: str | list[Block] | dict[str, Any] | None, where: str, warni
         elif block.type == "image" and source.data:
             parts.append(Image(f"data:{source.media_type or 'image/png'};base64,{source.data}"))
         elif block.type == "document" and source.type == "text" and source.data:
-            parts.append(Text(source.data))
+            parts += [*_heading(block, warnings), Text(source.data)]
         elif block.type == "document" and source.content:
-            parts += _parts(source.content, where, warnings)
+            parts += [*_heading(block, warnings), *_parts(source.content, where, warnings)]
         elif block.type == "search_result":
-            parts += _parts(block.content, where, warnings)
+            parts += [*_heading(block, warnings), *_parts(block.content, where, warnings)]
         elif block.type == "tool_reference":
             parts.append(Text(f"The tool {block.tool_name} can be called now."))
+        elif block.type in ("tool_addition", "tool_removal"):
+            change = "can be called now" if block.type == "tool_addition" else "can't be called any more"
+            parts.append(Text(f"The tool {_changed_tool(block.tool)} {change}."))
+        elif block.type == "image":
+            warnings.append(f"an image in {where} was left out: its source is no base64 and no URL")
+            parts.append(Text("[image left out: it can't be read from here]"))
         else:
             warnings.append(f"a block of type '{block.type}' in {where} was left out: it is no text and no image")
             parts.append(Text(f"[{block.type} left out: only text and images can be read]"))
     return parts
+
+
+def _changed_tool(tool: Any) -> Any:
+    """The name of the tool that a block adds or removes."""
+    tool = tool if isinstance(tool, dict) else {}
+    definition = tool.get("definition")
+    named = definition if isinstance(definition, dict) else tool
+    return named.get("name") or named.get("mcp_server_name") or named.get("server_name")
+
+
+def _heading(block: Block, warnings: list[str]) -> list[Part]:
+    """What a document or a search result says of itself: the model is to know it, as the vendor's does."""
+    citations = "citations were asked for and are not in the reply"
+    if isinstance(block.citations, dict) and block.citations.get("enabled") and citations not in warnings:
+        warnings.append(citations)
+    source = block.source if isinstance(block.source, str) else None
+    named = (("Title", block.title), ("Source", source), ("Context", block.context))
+    lines = "".join(f"{name}: {value}\n" for name, value in named if value)
+    return [Text(lines)] if lines else []
+
+
+def encode_blocks(message: Message, thinking: Thinking) -> list[dict[str, Any]]:
+    """A reply's blocks: thinking, then text, then tool calls."""
+    blocks: list[dict[str, Any]] = []
+    if message.reasoning and thinking != "hidden":
+        shown = thinking == "shown"
+        thought, signed = (message.reasoning, None) if shown else ("", message.reasoning)
+        blocks.append({"type": "thinking", "thinking": thought, "signature": signature(None, signed)})
+    if message.content:
+        blocks.append({"type": "text", "text": message.content})
+    for call in message.tool_calls:
+        blocks.append({**tool_use(call), "input": orjson.Fragment(object_json(call.arguments))})
+    return blocks
+
+
+def tool_use(call: ToolCall) -> dict[str, Any]:
+    """A tool call as it begins, without its input."""
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
 
 
 def _required(value: str | None, field: str) -> str:

@@ -2,7 +2,7 @@
 
 The dialect of Gemini CLI, and one of those that opencode and pi speak. Source of the shapes: the public API
 reference and the wire as those harnesses and the vendor's SDKs speak it. Keys may be in camel or snake case,
-as in the vendor's API. Unknown request fields are passed over, as the vendor adds some every week.
+as in the vendor's API. Request fields that nothing here reads are named in a warning.
 
 The route says whether a reply is streamed, and ``?alt=sse`` in which form: as server-sent events, or else as
 one JSON array that arrives in pieces. Function calls are sent whole, in the last chunk: their args must be an
@@ -32,6 +32,7 @@ from polar.dialects.gemini_content import (
     json_schema,
     text_part,
 )
+from polar.dialects.unheeded import effort_args, unheeded
 
 # ---- parse request ---------------------------------------------------------------------------------------
 
@@ -55,6 +56,7 @@ class _ToolConfig(msgspec.Struct, rename="camel"):
 class _Thinking(msgspec.Struct, rename="camel"):
     include_thoughts: bool | None = None
     thinking_budget: float | None = None
+    thinking_level: str | None = None
 
 
 class _Generation(msgspec.Struct, rename="camel"):
@@ -84,6 +86,10 @@ class _Request(msgspec.Struct, rename="camel"):
     cached_content: str | None = None
 
 
+_NEUTRAL = ("model", "safetySettings", "labels", "store", "serviceTier")
+"""Fields without which the reply would be the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What an encoder must know: whether thoughts are shown, and the form of a stream."""
@@ -111,7 +117,9 @@ class Gemini:
 
     def parse(self, body: bytes, headers: Mapping[str, str], path: Mapping[str, str]) -> Call:
         try:
-            return replace(_call(_request(body), path), role_hint=told_role(headers))
+            given = _given(body)
+            call = _call(msgspec.convert(given, _Request), path)
+            return replace(call, warnings=(*call.warnings, *_unheeded(given)), role_hint=told_role(headers))
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise CallError("bad_request", f"The request body is not valid: {error}") from None
 
@@ -143,11 +151,11 @@ class Gemini:
         return Response(200, orjson.dumps(_model(name)))
 
 
-def _request(body: bytes) -> _Request:
+def _given(body: bytes) -> Any:
     plain = camel(msgspec.json.decode(body))
     if isinstance(plain, dict) and isinstance(plain.get("generateContentRequest"), dict):
-        plain = plain["generateContentRequest"]  # a form of countTokens
-    return msgspec.convert(plain, _Request)
+        return plain["generateContentRequest"]  # a form of countTokens
+    return plain
 
 
 def _call(request: _Request, path: Mapping[str, str]) -> Call:
@@ -158,6 +166,10 @@ def _call(request: _Request, path: Mapping[str, str]) -> Call:
     generation = request.generation_config or _Generation()
     tools, warnings = _tools(request)
     reader = _read(request)
+    if not reader.messages:
+        raise CallError("bad_request", "contents: nothing is said in them")
+    if reader.messages[-1].role == "assistant":
+        warnings.append("the last content is the model's: the reply is a turn of its own and does not go on from it")
     chat = Chat(
         model=path.get("model", ""),
         messages=tuple(reader.messages),
@@ -165,7 +177,7 @@ def _call(request: _Request, path: Mapping[str, str]) -> Call:
         tool_choice=_tool_choice(request, tools, warnings),
         sampling=_sampling(generation, warnings),
         response_format=_response_format(generation, warnings),
-        template_args=_template_args(generation),
+        template_args=_template_args(generation, warnings),
     )
     thinking = generation.thinking_config or _Thinking()
     options = Options(thoughts=bool(thinking.include_thoughts), sse=path.get("alt") == "sse")
@@ -202,6 +214,22 @@ def _tools(request: _Request) -> tuple[tuple[Tool, ...], list[str]]:
     return tuple(tools), warnings
 
 
+def _unheeded(given: dict[str, Any]) -> list[str]:
+    """What was asked for, in fields that nothing here reads."""
+    generation = given.get("generationConfig") or {}
+    config = given.get("toolConfig") or {}
+    functions = [function for tool in given.get("tools") or () for function in tool.get("functionDeclarations") or ()]
+    declared = {name: value for function in functions for name, value in function.items()}
+    return [
+        *unheeded(given, _Request, _NEUTRAL),
+        *unheeded(generation, _Generation, ("logprobs",), where="generationConfig."),
+        *unheeded(generation.get("thinkingConfig") or {}, _Thinking, where="generationConfig.thinkingConfig."),
+        *unheeded(config, _ToolConfig, where="toolConfig."),
+        *unheeded(config.get("functionCallingConfig") or {}, _Calling, where="toolConfig.functionCallingConfig."),
+        *unheeded(declared, _Function, where="tools.functionDeclarations."),
+    ]
+
+
 def _tool_choice(request: _Request, tools: tuple[Tool, ...], warnings: list[str]) -> str | None:
     calling = request.tool_config.function_calling_config if request.tool_config else None
     if calling is None or calling.mode is None or not tools:
@@ -209,8 +237,12 @@ def _tool_choice(request: _Request, tools: tuple[Tool, ...], warnings: list[str]
     mode = _MODES.get(calling.mode.upper())
     if mode is None:
         raise CallError("bad_request", f"toolConfig.functionCallingConfig.mode: '{calling.mode}' is not known")
+    if calling.mode.upper() == "VALIDATED":
+        warnings.append("functionCallingConfig.mode VALIDATED was taken as AUTO: calls are not held to their schema")
     allowed = calling.allowed_function_names or []
     if mode != "required" or not allowed:
+        if allowed and mode == "auto":
+            warnings.append("allowedFunctionNames were passed over: outside mode ANY the model may call any function")
         return mode
     unknown = set(allowed) - {tool.name for tool in tools}
     if unknown:
@@ -230,11 +262,14 @@ def _sampling(generation: _Generation, warnings: list[str]) -> Sampling:
         raise CallError("bad_request", "generationConfig.candidateCount must be 1: ask again for another sample")
     if generation.response_logprobs:
         warnings.append("responseLogprobs were asked for and are not in the reply: Polar keeps them in its record")
+    limit = _whole(generation.max_output_tokens, "maxOutputTokens")
+    if limit is not None and limit < 1:
+        raise CallError("bad_request", "generationConfig.maxOutputTokens must be at least 1")
     return Sampling(
         temperature=generation.temperature,
         top_p=generation.top_p,
         top_k=_whole(generation.top_k, "topK"),
-        max_tokens=_whole(generation.max_output_tokens, "maxOutputTokens"),
+        max_tokens=limit,
         stop=tuple(text for text in generation.stop_sequences or () if text),
         seed=_whole(generation.seed, "seed"),
         presence_penalty=generation.presence_penalty,
@@ -258,17 +293,24 @@ def _response_format(generation: _Generation, warnings: list[str]) -> dict[str, 
         warnings.append(f"responseMimeType '{kind}' was dropped: replies are text or JSON")
         return None
     schema = generation.response_json_schema
-    if schema is None and generation.response_schema is not None:
-        schema = json_schema(generation.response_schema)
+    if schema is None:
+        schema = generation.response_schema
     if schema is not None:
-        return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
+        # Gemini CLI writes the vendor's own types (``OBJECT``) as a JSON schema, too.
+        form = {"name": "output", "schema": json_schema(schema), "strict": True}
+        return {"type": "json_schema", "json_schema": form}
     return {"type": "json_object"} if generation.response_mime_type == "application/json" else None
 
 
-def _template_args(generation: _Generation) -> dict[str, Any]:
+def _template_args(generation: _Generation, warnings: list[str]) -> dict[str, Any]:
     """A budget of 0 is no thinking; without a budget it is left to the template."""
-    budget = generation.thinking_config.thinking_budget if generation.thinking_config else None
-    return {} if budget is None else {"enable_thinking": budget != 0}
+    thinking = generation.thinking_config or _Thinking()
+    budget, level = thinking.thinking_budget, (thinking.thinking_level or "").lower()
+    if budget is not None and budget > 0:
+        warnings.append("thinkingBudget only switches thinking on: maxOutputTokens alone bounds a reply")
+    effort = None if level in ("", "thinking_level_unspecified") else level
+    switch = {} if budget is None else {"enable_thinking": budget != 0}
+    return switch | effort_args(effort, "thinkingLevel", warnings)
 
 
 def _response(

@@ -6,12 +6,8 @@ stream as a content of its own). Function calls need not have ids, and some clie
 conversation is read as a whole: a response goes to its call by id, else to the first call of its name that
 has no response yet.
 
-Thought signatures. Clients of this API drop the text of thoughts but return every ``thoughtSignature`` on the
-part where it stood. Ours holds what the client would lose: the thinking behind the reply, on the first part
-after it, and on a function call the id that the call is recorded under. Read back, two replies that differ in
-their thinking only are told apart, and thinking is kept where the record can't help (a conversation that was
-compacted or moved to another session). A signature that isn't ours is passed over. Nothing is trusted: a
-client could as well send the thought itself.
+Clients of this API drop the text of thoughts but return every ``thoughtSignature`` on the part where it stood: the
+thinking is signed on the first part after it, and each function call for its id (``polar.dialects.signatures``).
 """
 
 from __future__ import annotations
@@ -19,21 +15,15 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-import zlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import orjson
 
 from polar.contract.chat import Image, Message, Part, Text, ToolCall
 from polar.dialects.base import CallError
+from polar.dialects.signatures import STANDARD_BASE64, read_signature, signature
 from polar.dialects.unparsed import object_json, raw_text
-
-_MARK = b"\x0apolar"
-_LIMIT = 64 * 1024 * 1024
-"""Bytes of a signature's content: more would be a bomb, not a thought."""
-_STANDARD = str.maketrans("-_", "+/")
-"""The vendor's Python SDK writes URL-safe base64; data URLs have the standard alphabet."""
 
 
 class Blob(msgspec.Struct, rename="camel"):
@@ -79,6 +69,8 @@ class InPart(msgspec.Struct, rename="camel"):
     function_response: FunctionResponse | None = None
     executable_code: dict[str, Any] | None = None
     code_execution_result: dict[str, Any] | None = None
+    tool_call: dict[str, Any] | None = None
+    tool_response: dict[str, Any] | None = None
 
 
 class Content(msgspec.Struct):
@@ -229,6 +221,10 @@ class _Turn:
         )
 
 
+_FOREIGN = ("executable_code", "code_execution_result", "tool_call", "tool_response")
+"""What the vendor's own tools leave in a history."""
+
+
 def _joined(parts: list[Part]) -> str | tuple[Part, ...]:
     if len(parts) == 1 and isinstance(parts[0], Text):
         return parts[0].text
@@ -240,22 +236,24 @@ def _kind(part: InPart) -> str | None:
     media = part.inline_data or part.file_data
     if media is not None:
         return media.mime_type or "image/png"
-    if part.executable_code is not None:
-        return "executableCode"
-    return "codeExecutionResult" if part.code_execution_result is not None else None
+    for name in _FOREIGN:
+        if getattr(part, name) is not None:
+            return _camel_key(name)
+    silent = part.text is None and part.thought is None and part.thought_signature is None
+    return "a part of no known kind" if silent else None
 
 
 def _image_url(part: InPart, kind: str) -> str | None:
     if not kind.startswith("image/"):
         return None
     if part.inline_data is not None:
-        return f"data:{kind};base64,{part.inline_data.data.translate(_STANDARD)}"
+        return f"data:{kind};base64,{part.inline_data.data.translate(STANDARD_BASE64)}"
     return part.file_data.file_uri if part.file_data is not None else None
 
 
 def _text(blob: Blob, where: str) -> str:
     try:
-        return base64.b64decode(blob.data.translate(_STANDARD), validate=True).decode()
+        return base64.b64decode(blob.data.translate(STANDARD_BASE64), validate=True).decode()
     except ValueError:
         raise CallError("bad_request", f"{where}.inlineData.data: not text in base64") from None
 
@@ -298,38 +296,6 @@ def call_parts(calls: tuple[ToolCall, ...], reasoning: str | None) -> list[dict[
         }
         for index, call in enumerate(calls)
     ]
-
-
-# ---- signatures ------------------------------------------------------------------------------------------
-
-
-class Signed(NamedTuple):
-    """What a signature says."""
-
-    call_id: str | None = None
-    reasoning: str | None = None
-
-
-def signature(call_id: str | None, reasoning: str | None) -> str:
-    """A signature in base64."""
-    return base64.b64encode(_MARK + zlib.compress(orjson.dumps([call_id, reasoning or None]))).decode()
-
-
-def read_signature(text: str | None) -> Signed:
-    """What one of ours says; nothing, if it is another's."""
-    if not text:
-        return Signed()
-    try:
-        data = base64.b64decode(text.translate(_STANDARD), validate=True)
-        if not data.startswith(_MARK):
-            return Signed()
-        inflate = zlib.decompressobj()
-        content = inflate.decompress(data[len(_MARK) :], _LIMIT)
-        if not inflate.eof:
-            return Signed()
-        return Signed(*msgspec.json.decode(content, type=tuple[str | None, str | None]))
-    except (ValueError, zlib.error):
-        return Signed()
 
 
 # ---- arguments -------------------------------------------------------------------------------------------

@@ -1,16 +1,19 @@
 """OpenAI Chat Completions: ``POST /v1/chat/completions``.
 
 The dialect of most harnesses and of every inference engine. Source of the shapes: the public API reference
-and the wire as pi, Qwen Code, opencode and mini-swe-agent speak it. Unknown request fields are passed over,
-as vendors add some every week.
+and the wire as pi, Qwen Code, opencode and mini-swe-agent speak it. Request fields that nothing here reads are
+named in a warning.
+
+Logprobs are told with the end of a stream, and of all sampled tokens, those of thinking and markup too: which tokens
+a piece of text is made of is known for sure only once the reply is.
 """
 
 from __future__ import annotations
 
-import threading
+import math
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -19,53 +22,29 @@ import orjson
 from polar.contract.chat import (
     Chat,
     Delta,
-    Image,
-    Message,
-    Part,
     ReasoningDelta,
-    Sampling,
-    Text,
     TextDelta,
     Tool,
-    ToolCall,
     ToolCallDelta,
     Usage,
 )
 from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder, decode, told_role
 from polar.dialects.errors import ERRORS, error_text, retry_headers
+from polar.dialects.openai_fields import (
+    SamplingFields,
+    ends_in_reply,
+    other_choice,
+    parallel,
+    sampling,
+    token_limit,
+    token_names,
+    unread,
+)
+from polar.dialects.openai_messages import encode_message, messages
+from polar.dialects.resent import Resent, Shortened
+from polar.dialects.unheeded import effort_args
 
 # ---- parse request ---------------------------------------------------------------------------------------
-
-
-class _ImageURL(msgspec.Struct):
-    url: str
-
-
-class _Part(msgspec.Struct):
-    type: str = "text"
-    text: str | None = None
-    image_url: _ImageURL | str | None = None
-    refusal: str | None = None
-
-
-class _Function(msgspec.Struct):
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class _ToolCall(msgspec.Struct):
-    function: _Function
-    id: str | None = None
-
-
-class _Message(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[_Part] | None = None
-    name: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
 
 
 class _FunctionTool(msgspec.Struct):
@@ -84,41 +63,48 @@ class _NamedFunction(msgspec.Struct):
     name: str
 
 
-class _NamedTool(msgspec.Struct):
-    function: _NamedFunction
+class _AllowedTools(msgspec.Struct):
+    mode: str | None = None
+
+
+class _ToolChoice(msgspec.Struct):
+    type: str = "function"
+    function: _NamedFunction | None = None
+    allowed_tools: _AllowedTools | None = None
 
 
 class _StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class _Request(msgspec.Struct):
+class _Request(SamplingFields, kw_only=True):
     model: str
     messages: list[msgspec.Raw]
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     tools: list[_Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    max_tokens: int | None = None
+    functions: list[Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | _ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    n: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
     logprobs: bool | None = None
+    top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+
+
+class _Options(msgspec.Struct, frozen=True):
+    """What the encoder must know: whether usage ends a stream, and which logprobs are asked for."""
+
+    include_usage: bool
+    logprobs: bool
+    top: bool
 
 
 _decoder = msgspec.json.Decoder(_Request)
-_message_decoder = msgspec.json.Decoder(_Message)
+_resent = Resent()
 
 
 class OpenAIChat:
@@ -132,23 +118,38 @@ class OpenAIChat:
     )
 
     def parse(self, body: bytes, headers: Mapping[str, str], path: Mapping[str, str]) -> Call:
-        request = decode(_decoder, body)
-        if not request.messages:
-            raise CallError("bad_request", "'messages' must have at least one message")
-        if request.n is not None and request.n != 1:
-            raise CallError("bad_request", "'n' must be 1: ask again for another sample")
+        key = headers.get("authorization", "")
+        short = _resent.shorten(key, body)
+        if short.known:
+            with suppress(CallError):  # which is raised again by reading all of it, with its place in that
+                return self._parse(key, body, short, headers)
+        return self._parse(key, body, Shortened(body), headers)
+
+    def _parse(self, key: str, body: bytes, short: Shortened, headers: Mapping[str, str]) -> Call:
+        request = decode(_decoder, short.body)
+        _refuse(request)
         tools, warnings = _tools(request)
+        new = short.new(request.messages)
+        if new is None:
+            raise CallError("bad_request", "'messages' is given twice")
+        conversation = short.known + messages(new)
+        _resent.keep(key, body, short, request.messages, conversation)
+        warnings += [*unread(short.body, _Request), *ends_in_reply(conversation)]
+        limit = token_limit(request.max_completion_tokens, "max_completion_tokens")
+        older = token_limit(request.max_tokens, "max_tokens")
         chat = Chat(
             model=request.model,
-            messages=_messages(request.messages),
+            messages=conversation,
             tools=tools,
-            tool_choice=_tool_choice(request) if tools else None,
-            sampling=_sampling(request),
+            tool_choice=_tool_choice(request, warnings) if tools else None,
+            sampling=sampling(request, older if limit is None else limit),
             response_format=request.response_format,
-            template_args=request.chat_template_kwargs or {},
+            template_args=effort_args(request.reasoning_effort, "reasoning_effort", warnings)
+            | (request.chat_template_kwargs or {}),
         )
         include_usage = bool(request.stream_options and request.stream_options.include_usage)
-        return Call(chat, bool(request.stream), include_usage, tuple(warnings), told_role(headers))
+        options = _Options(include_usage, logprobs=bool(request.logprobs), top=bool(request.top_logprobs))
+        return Call(chat, bool(request.stream), options, tuple(warnings), told_role(headers))
 
     # ---- encode reply ------------------------------------------------------------------------------------
 
@@ -162,7 +163,7 @@ class OpenAIChat:
                 {
                     "index": 0,
                     "message": encode_message(answer.message),
-                    "logprobs": None,
+                    "logprobs": _logprobs(call, answer),
                     "finish_reason": _finish_reason(answer.finish_reason),
                 }
             ],
@@ -173,7 +174,7 @@ class OpenAIChat:
     # ---- encode stream -----------------------------------------------------------------------------------
 
     def stream(self, call: Call) -> StreamEncoder:
-        return _ChatStream(include_usage=bool(call.options))
+        return _ChatStream(call)
 
     # ---- errors ------------------------------------------------------------------------------------------
 
@@ -192,86 +193,16 @@ class OpenAIChat:
         return Response(200, orjson.dumps(_model(name)))
 
 
-def _messages(raws: Sequence[msgspec.Raw]) -> tuple[Message, ...]:
-    messages: list[Message] = []
-    for index, raw in enumerate(raws):
-        said = bytes(raw)
-        message = _seen.get(said)
-        if message is None:
-            try:
-                message = _message(_message_decoder.decode(said))
-            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                what, _, where = str(error).partition(" - at `$")
-                where = f"$.messages[{index}]{where.removesuffix('`')}"
-                raise CallError("bad_request", f"The request body is not valid: {what} - at `{where}`") from None
-            _seen.put(said, message)
-        messages.append(message)
-    return tuple(messages)
-
-
-class _Seen:
-    """Messages by their JSON: a conversation is sent again with every call, and what was read before is not
-    read again. The oldest go when there are ``limit`` bytes; large ones (images) are not kept at all."""
-
-    def __init__(self, limit: int, largest: int) -> None:
-        self._limit, self._largest = limit, largest
-        self._messages: OrderedDict[bytes, Message] = OrderedDict()  # a dict finds its first slowly after many del
-        self._size = 0
-        self._lock = threading.Lock()  # large bodies are parsed in threads
-        self.get = self._messages.get
-
-    def put(self, said: bytes, message: Message) -> None:
-        if len(said) > self._largest:
-            return
-        with self._lock:
-            if self._messages.setdefault(said, message) is message:
-                self._size += len(said)
-            while self._size > self._limit:
-                oldest, _ = self._messages.popitem(last=False)
-                self._size -= len(oldest)
-
-
-_seen = _Seen(limit=64 * 1024 * 1024, largest=256 * 1024)
-
-
-def _message(message: _Message) -> Message:
-    role = message.role
-    if role == "function":
-        role = "tool"
-    return Message(
-        role="system" if role == "developer" else role,
-        content=_content(message.content),
-        reasoning=message.reasoning_content if message.reasoning_content is not None else message.reasoning,
-        tool_calls=tuple(
-            ToolCall(call.id or f"call_{index}", call.function.name, _arguments(call.function.arguments))
-            for index, call in enumerate(message.tool_calls or ())
-        ),
-        tool_call_id=message.tool_call_id,
-        name=message.name,
-    )
-
-
-def _arguments(arguments: str | dict[str, Any] | None) -> str:
-    if arguments is None:
-        return ""
-    return arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
-
-
-def _content(content: str | list[_Part] | None) -> str | tuple[Part, ...]:
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts: list[Part] = []
-    for part in content:
-        if part.image_url is not None:
-            parts.append(Image(part.image_url if isinstance(part.image_url, str) else part.image_url.url))
-        elif part.text is not None or part.refusal is not None:
-            if part.text or part.refusal:
-                parts.append(Text(part.text or part.refusal or ""))
-        elif part.type != "text":
-            raise CallError("bad_request", f"content part of type '{part.type}' is not supported here")
-    if all(isinstance(part, Text) for part in parts):
-        return parts[0].text if len(parts) == 1 and isinstance(parts[0], Text) else tuple(parts) or ""
-    return tuple(parts)
+def _refuse(request: _Request) -> None:
+    """What would make another reply than the one that is given."""
+    if not request.messages:
+        raise CallError("bad_request", "'messages' must have at least one message")
+    if request.n is not None and request.n != 1:
+        raise CallError("bad_request", "'n' must be 1: ask again for another sample")
+    if request.functions:
+        raise CallError("bad_request", "'functions' is not served: send them as 'tools'")
+    if request.top_logprobs and not request.logprobs:
+        raise CallError("bad_request", "'top_logprobs' needs 'logprobs': true")
 
 
 def _tools(request: _Request) -> tuple[tuple[Tool, ...], list[str]]:
@@ -283,51 +214,41 @@ def _tools(request: _Request) -> tuple[tuple[Tool, ...], list[str]]:
             continue
         function = tool.function
         tools.append(Tool(function.name, function.description, function.parameters, function.strict))
-    if request.logprobs:
-        warnings.append("logprobs were asked for and are not in the reply: Polar keeps them in its record")
+    warnings += parallel(request.parallel_tool_calls, bool(tools))
+    if (request.top_logprobs or 0) > 1:
+        warnings.append("top_logprobs are those of the sampled tokens only")
+    if request.web_search_options is not None:
+        warnings.append("web_search_options was passed over: nothing here searches")
     return tuple(tools), warnings
 
 
-def _tool_choice(request: _Request) -> str | None:
+def _tool_choice(request: _Request, warnings: list[str]) -> str | None:
     choice = request.tool_choice
-    return choice.function.name if isinstance(choice, _NamedTool) else choice
+    if not isinstance(choice, _ToolChoice):
+        return choice
+    if choice.function is not None:
+        return choice.function.name
+    if choice.type == "function":
+        raise CallError("bad_request", "'tool_choice' must name a function")
+    return other_choice(choice.type, choice.allowed_tools and choice.allowed_tools.mode, warnings)
 
 
-def _sampling(request: _Request) -> Sampling:
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    try:
-        bias = {int(token): value for token, value in (request.logit_bias or {}).items()} or None
-    except ValueError:
-        raise CallError("bad_request", "'logit_bias' must map token ids to numbers") from None
-    limit = request.max_completion_tokens
-    return Sampling(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        max_tokens=limit if limit is not None else request.max_tokens,
-        stop=tuple(text for text in stop if text),
-        seed=request.seed,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-        logit_bias=bias,
-    )
-
-
-def encode_message(message: Message) -> dict[str, Any]:
-    """An assistant message in this API's form."""
-    body: dict[str, Any] = {"role": "assistant", "content": message.content or None, "refusal": None}
-    if message.reasoning is not None:
-        body["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        body["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    elif body["content"] is None:
-        body["content"] = ""
-    return body
+def _logprobs(call: Call, answer: Answer) -> dict[str, Any] | None:
+    """The logprob of each sampled token, where it is asked for and every one has its own."""
+    options: _Options = call.options
+    tokens = answer.tokens
+    if not options.logprobs or tokens is None:
+        return None
+    logprobs: list[float] = tokens.logprobs.tolist()
+    if len(tokens.ids) != len(logprobs) or not all(map(math.isfinite, logprobs)):
+        return None
+    content = []
+    for name, logprob in zip(token_names(tokens), logprobs, strict=True):
+        # A token may be half a character: then its bytes are not known.
+        said = None if tokens.text is None or "\ufffd" in name else list(name.encode("utf-8", "surrogatepass"))
+        one = {"token": name, "logprob": logprob, "bytes": said}
+        content.append({**one, "top_logprobs": [one] if options.top else []})
+    return {"content": content, "refusal": None}
 
 
 def encode_usage(usage: Usage) -> dict[str, Any]:
@@ -354,8 +275,10 @@ class _ChatStream:
     content_type = "text/event-stream; charset=utf-8"
     keepalive = b": keepalive\n\n"
 
-    def __init__(self, *, include_usage: bool) -> None:
-        self._include_usage = include_usage
+    def __init__(self, call: Call) -> None:
+        options: _Options = call.options
+        self._call = call
+        self._include_usage = options.include_usage
         self._head: dict[str, Any] = {}
 
     def start(self, completion_id: str, created: float, model: str, prompt_tokens: int) -> bytes:
@@ -375,7 +298,7 @@ class _ChatStream:
         return self._chunk({"tool_calls": [_call_delta(delta)]})
 
     def finish(self, answer: Answer) -> bytes:
-        last = self._chunk({}, _finish_reason(answer.finish_reason))
+        last = self._chunk({}, _finish_reason(answer.finish_reason), _logprobs(self._call, answer))
         if self._include_usage:
             last += event({**self._head, "choices": [], "usage": encode_usage(answer.usage)})
         return last + b"data: [DONE]\n\n"
@@ -383,8 +306,10 @@ class _ChatStream:
     def error(self, error: CallError) -> bytes:
         return event(error_body(error))
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(
+        self, delta: dict[str, Any], finish_reason: str | None = None, logprobs: dict[str, Any] | None = None
+    ) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         body = {**self._head, "choices": [choice]}
         if self._include_usage:
             body["usage"] = None

@@ -2,8 +2,8 @@
 
 The dialect of programs that write their own prompts: text, or the token ids themselves, which are then used as they
 are. Source of the shapes: the public API reference, and what vLLM adds to it for such programs (``return_token_ids``,
-``return_tokens_as_token_ids``, ``add_special_tokens``). Unknown request fields are passed over, as vendors add some
-every week; what would change the reply and can't be done is refused.
+``return_tokens_as_token_ids``, ``add_special_tokens``). Request fields that nothing here reads are named in a
+warning; what would change the reply and can't be done is refused.
 
 Logprobs and token ids are told with the end of a stream: which tokens a piece of text is made of is known for sure
 only once the reply is.
@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 import orjson
 
-from polar.contract.chat import Chat, Delta, Sampling, TextDelta
+from polar.contract.chat import Chat, Delta, TextDelta
 from polar.dialects.base import Answer, Call, CallError, Response, Route, StreamEncoder, Tokens, decode, told_role
 from polar.dialects.openai_chat import OpenAIChat, encode_usage, error_body, event
+from polar.dialects.openai_fields import SamplingFields, sampling, token_limit, token_names, unread
 
 _DEFAULT_MAX_TOKENS = 16
 _ID_LIMIT = 2**31
@@ -31,27 +32,15 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class _Request(msgspec.Struct):
+class _Request(SamplingFields, kw_only=True):
     model: str
     prompt: str | list[Any]
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    n: int | None = None
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
     logprobs: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -82,7 +71,7 @@ class OpenAICompletions(OpenAIChat):
         chat = Chat(
             model=request.model,
             messages=(),
-            sampling=_sampling(request),
+            sampling=sampling(request, token_limit(request.max_tokens, "max_tokens") or _DEFAULT_MAX_TOKENS),
             template_args=plain,
             prompt=_prompt(request.prompt),
         )
@@ -92,7 +81,9 @@ class OpenAICompletions(OpenAIChat):
             ids=bool(request.return_token_ids),
             ids_as_names=bool(request.return_tokens_as_token_ids),
         )
-        warnings = ["logprobs are those of the sampled tokens only"] if (request.logprobs or 0) > 1 else []
+        warnings = unread(body, _Request)
+        if (request.logprobs or 0) > 1:
+            warnings.append("logprobs are those of the sampled tokens only")
         return Call(chat, bool(request.stream), options, tuple(warnings), told_role(headers))
 
     # ---- encode reply ------------------------------------------------------------------------------------
@@ -134,27 +125,6 @@ def _prompt(prompt: str | list[Any]) -> str | tuple[int, ...]:
     return tuple(prompt)
 
 
-def _sampling(request: _Request) -> Sampling:
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    try:
-        bias = {int(token): value for token, value in (request.logit_bias or {}).items()} or None
-    except ValueError:
-        raise CallError("bad_request", "'logit_bias' must map token ids to numbers") from None
-    return Sampling(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        max_tokens=_DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
-        stop=tuple(text for text in stop if text),
-        seed=request.seed,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-        logit_bias=bias,
-    )
-
-
 def _head(completion_id: str, created: float, model: str) -> dict[str, Any]:
     return {"id": f"cmpl-{completion_id}", "object": "text_completion", "created": int(created), "model": model}
 
@@ -181,8 +151,7 @@ def _choice(text: str, answer: Answer, options: _Options) -> dict[str, Any]:
 
 def _logprobs(tokens: Tokens, options: _Options) -> dict[str, Any]:
     """The sampled tokens, the one that ended the reply among them, each with its logprob."""
-    plain = tokens.text is None or options.ids_as_names
-    names = [f"token_id:{token}" if plain or not tokens.text else tokens.text(token) for token in tokens.ids.tolist()]
+    names = token_names(tokens, as_ids=options.ids_as_names)
     offsets, at = [], 0
     for name in names:
         offsets.append(at)

@@ -1,15 +1,16 @@
-"""The items and tools of OpenAI's Responses API as messages and functions, and back.
+"""The items and tools of OpenAI's Responses API as messages and functions.
 
 Why apart from the dialect: this API tells a conversation as a flat list of items, where one reply is several of
 them (its thinking, its text, each of its calls) and tools come in kinds that no chat template knows. Everything
-here that changes the shape can be undone: what the client sends back is the message that was sampled.
+here that changes the shape can be undone (``openai_output``): what the client sends back is the message that was
+sampled.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from abc import ABC, abstractmethod
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
@@ -227,8 +228,10 @@ class _Output(msgspec.Struct):
 def messages(items: Sequence[dict[str, Any]], names: ToolNames) -> tuple[list[Message], list[str]]:
     """The conversation that items tell, and warnings of what was dropped.
 
-    Items of one reply become one assistant message. Images in tool results follow as a user message once all
-    results of a turn are told, because templates have no place for them in a result.
+    Items of one reply become one assistant message; where they have the ids that were given to them, these tell one
+    reply from the next (Codex keeps the items of a stream that broke, and what it then gets follows them), and calls
+    that have their results between them are those of one reply. Images in tool results follow as a user message once
+    all results of a turn are told, because templates have no place for them in a result.
 
     Raises:
         CallError: ``bad_request``, naming the item.
@@ -237,6 +240,11 @@ def messages(items: Sequence[dict[str, Any]], names: ToolNames) -> tuple[list[Me
     for index, item in enumerate(items):
         reader.item(item, f"input[{index}]")
     return reader.finish()
+
+
+_OURS = re.compile(r"(?:rs|msg|fc|ctc)_([0-9a-f]+)_\d+")
+"""An item's id as ``openai_output`` gives it: the reply that it is of."""
+_OF_A_REPLY = ("message", "reasoning", "function_call", "custom_tool_call")
 
 
 class _ItemReader:
@@ -249,6 +257,8 @@ class _ItemReader:
         self._texts: list[str] = []
         self._calls: list[ToolCall] = []
         self._after_text = False
+        self._reply: str | None = None
+        self._told: tuple[str, int] | None = None  # the last reply and its place, until somebody else speaks
         self._images: list[Image] = []
         self._dropped: list[str] = []
         self._foreign = False
@@ -256,6 +266,8 @@ class _ItemReader:
     def item(self, item: dict[str, Any], where: str) -> None:
         """The next item."""
         kind = item.get("type") or "message"
+        if kind in _OF_A_REPLY:
+            self._begin_of(item.get("id"))
         if kind == "message":
             self._message(read(item, _Message, where), where)
         elif kind == "reasoning":
@@ -266,6 +278,10 @@ class _ItemReader:
             self._output(read(item, _Output, where), where)
         elif kind == "item_reference":
             raise CallError("bad_request", f"'{where}' refers to a stored item: send the item itself (store: false)")
+        elif kind == "compaction":
+            raise CallError(
+                "bad_request", f"'{where}' is a conversation that only its vendor can read: send its items"
+            )
         else:
             self._dropped.append(str(kind))
 
@@ -278,6 +294,15 @@ class _ItemReader:
             warnings.append("reasoning that this server did not give was dropped")
         return self._messages, warnings
 
+    def _begin_of(self, item_id: object) -> None:
+        """End the reply that is being collected where this item is known to be of another one."""
+        ours = _OURS.fullmatch(item_id) if isinstance(item_id, str) else None
+        if ours is None:
+            return
+        if self._reply not in (None, ours[1]):
+            self._end_reply()
+        self._reply = ours[1]
+
     def _message(self, message: _Message, where: str) -> None:
         self._end_outputs()
         if message.role == "assistant":
@@ -289,6 +314,7 @@ class _ItemReader:
             self._after_text = True
             return
         self._end_reply()
+        self._told = None
         role: Literal["user", "system"] = "user" if message.role == "user" else "system"
         self._messages.append(Message(role, _content(_parts(message.content, where))))
 
@@ -303,9 +329,15 @@ class _ItemReader:
             self._after_text = False
 
     def _call(self, item: _Call, *, custom: bool) -> None:
-        self._end_outputs()
         arguments = custom_arguments(item.input or "") if custom else _arguments(item.arguments)
-        self._calls.append(ToolCall(item.call_id, self._names.flat(item.namespace, item.name), arguments))
+        call = ToolCall(item.call_id, self._names.flat(item.namespace, item.name), arguments)
+        if self._told is not None and self._reply == self._told[0]:  # each call with its own result behind it
+            message = self._messages[self._told[1]]
+            calls = (*message.tool_calls, call)
+            self._messages[self._told[1]] = msgspec.structs.replace(message, tool_calls=calls)
+            return
+        self._end_outputs()
+        self._calls.append(call)
         self._after_text = False
 
     def _output(self, item: _Output, where: str) -> None:
@@ -319,9 +351,10 @@ class _ItemReader:
         if self._reasoning or self._texts or self._calls:
             thought = "".join(self._reasoning) or None
             text = "".join(self._texts)
+            self._told = (self._reply, len(self._messages)) if self._reply is not None else None
             self._messages.append(Message("assistant", text, reasoning=thought, tool_calls=tuple(self._calls)))
         self._reasoning, self._texts, self._calls = [], [], []
-        self._after_text = False
+        self._after_text, self._reply = False, None
 
     def _end_outputs(self) -> None:
         if self._images:
@@ -339,6 +372,8 @@ def _parts(content: str | list[_Part] | None, where: str) -> list[Part]:
         elif part.text is not None or part.refusal is not None:
             if part.text or part.refusal:
                 parts.append(Text(part.text or part.refusal or ""))
+        elif part.type == "input_image":
+            raise CallError("bad_request", f"'{where}': no files are kept here: send an image as 'image_url'")
         else:
             raise CallError("bad_request", f"'{where}': a part of type '{part.type}' is not supported here")
     return parts
@@ -358,105 +393,3 @@ def _arguments(arguments: str | dict[str, Any] | None) -> str:
 
 def _listed(kinds: Sequence[str]) -> str:
     return ", ".join(f"'{kind}'" for kind in dict.fromkeys(kinds))
-
-
-# ---- output items ----------------------------------------------------------------------------------------
-
-Status = Literal["in_progress", "completed", "incomplete"]
-
-
-class OutputItem(ABC):
-    """One item of a reply: its body in any state, and what its events are called.
-
-    ``event`` names the events of its text: ``response.{event}.delta`` and ``.done``.
-    """
-
-    prefix: str
-    event: str
-
-    def __init__(self, completion_id: str, index: int, text: str = "") -> None:
-        self.id = f"{self.prefix}_{completion_id}_{index}"
-        self.index = index
-        self.pieces = [text]
-
-    @property
-    def text(self) -> str:
-        """All of its text so far."""
-        return "".join(self.pieces)
-
-    @abstractmethod
-    def body(self, status: Status) -> dict[str, Any]:
-        """The item; without its text while it is in progress."""
-
-    def part(self, text: str) -> dict[str, Any] | None:
-        """The content part that holds its text; ``None`` where the text stands in the item itself."""
-        return None
-
-    def done(self) -> dict[str, Any]:
-        """The fields of the event that ends its text."""
-        return {"text": self.text}
-
-
-class ReasoningItem(OutputItem):
-    """The thinking, in the open and sealed: some clients send back the one, some the other."""
-
-    prefix, event = "rs", "reasoning_text"
-
-    def body(self, status: Status) -> dict[str, Any]:
-        """The item."""
-        item: dict[str, Any] = {"id": self.id, "type": "reasoning", "status": status, "summary": []}
-        if status == "in_progress":
-            return item | {"content": [], "encrypted_content": None}
-        return item | {"content": [self.part(self.text)], "encrypted_content": seal(self.text)}
-
-    def part(self, text: str) -> dict[str, Any]:
-        """Its content part."""
-        return {"type": "reasoning_text", "text": text}
-
-
-class TextItem(OutputItem):
-    """The visible answer."""
-
-    prefix, event = "msg", "output_text"
-
-    def body(self, status: Status) -> dict[str, Any]:
-        """The item."""
-        content = [self.part(self.text)] if status != "in_progress" else []
-        return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
-
-    def part(self, text: str) -> dict[str, Any]:
-        """Its content part."""
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-    def done(self) -> dict[str, Any]:
-        """The fields of ``response.output_text.done``."""
-        return {"text": self.text, "logprobs": []}
-
-
-class CallItem(OutputItem):
-    """A call, under the client's own name for the tool. Its text is the arguments as sampled."""
-
-    def __init__(self, completion_id: str, index: int, call: ToolCall, names: ToolNames) -> None:
-        self.origin = names.origin(call.name)
-        self.prefix = "ctc" if self.origin.custom else "fc"
-        self.event = "custom_tool_call_input" if self.origin.custom else "function_call_arguments"
-        self.call_id = call.id
-        super().__init__(completion_id, index, call.arguments)
-
-    def body(self, status: Status) -> dict[str, Any]:
-        """The item."""
-        origin = self.origin
-        kind = "custom_tool_call" if origin.custom else "function_call"
-        item = {"id": self.id, "type": kind, "status": status, "call_id": self.call_id, "name": origin.name}
-        if origin.namespace is not None:
-            item["namespace"] = origin.namespace
-        field, text = self._said()
-        return item | {field: text if status != "in_progress" else ""}
-
-    def done(self) -> dict[str, Any]:
-        """The fields of the event that ends the arguments or the input."""
-        field, text = self._said()
-        return {field: text} if self.origin.custom else {field: text, "name": self.origin.name}
-
-    def _said(self) -> tuple[str, str]:
-        return ("input", custom_input(self.text)) if self.origin.custom else ("arguments", self.text)

@@ -2,15 +2,15 @@
 
 The dialect of Codex, which speaks no other, and of opencode and pi where they are told to. Source of the shapes:
 the public API reference, the vendor's SDK and the wire as those three speak it. A conversation comes as items
-(``openai_items``), a reply goes out as items, and a stream tells the life of each item in strict order. Unknown
-request fields are passed over, as vendors add some every week.
+(``openai_items``), a reply goes out as items (``openai_output``), and a stream tells the life of each item in strict
+order. Request fields that nothing here reads are named in a warning.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -23,7 +23,6 @@ from polar.contract.chat import (
     TextDelta,
     ToolCall,
     ToolCallDelta,
-    Usage,
 )
 from polar.dialects import openai_items
 from polar.dialects.base import (
@@ -38,7 +37,22 @@ from polar.dialects.base import (
     told_role,
 )
 from polar.dialects.openai_chat import OpenAIChat
-from polar.dialects.openai_items import CallItem, OutputItem, ReasoningItem, Status, TextItem, ToolNames, read
+from polar.dialects.openai_fields import ends_in_reply, other_choice, parallel, token_limit, unread
+from polar.dialects.openai_items import ToolNames, read
+from polar.dialects.openai_output import (
+    CallItem,
+    OutputItem,
+    ReasoningItem,
+    Status,
+    TextItem,
+    encode_usage,
+    response_body,
+    response_head,
+    status_of,
+    text_of,
+    to_json,
+)
+from polar.dialects.unheeded import effort_args, unheeded
 
 # ---- parse request ---------------------------------------------------------------------------------------
 
@@ -79,6 +93,7 @@ class _Request(msgspec.Struct):
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
+    truncation: str | None = None
 
 
 _decoder = msgspec.json.Decoder(_Request)
@@ -112,19 +127,17 @@ class OpenAIResponses:
             raise CallError("bad_request", "'input' must have at least one message")
         if request.instructions:
             messages.insert(0, Message("system", request.instructions))
-        tool_choice = _tool_choice(request, names, warnings) if tools else None
+        warnings += [*dropped, *unread(body, _Request), *_unheeded(request), *ends_in_reply(messages)]
+        limit = token_limit(request.max_output_tokens, "max_output_tokens")
         chat = Chat(
             model=request.model,
             messages=tuple(messages),
             tools=tools,
-            tool_choice=tool_choice,
-            sampling=Sampling(
-                temperature=request.temperature, top_p=request.top_p, max_tokens=request.max_output_tokens
-            ),
+            tool_choice=_tool_choice(request, names, warnings) if tools else None,
+            sampling=Sampling(temperature=request.temperature, top_p=request.top_p, max_tokens=limit),
             response_format=_response_format(request),
-            template_args=_template_args(request),
+            template_args=_template_args(request, warnings),
         )
-        warnings += [*dropped, *_unheeded(request)]
         return Call(
             chat,
             bool(request.stream),
@@ -139,21 +152,21 @@ class OpenAIResponses:
 
     def encode(self, call: Call, answer: Answer) -> Response:
         options: _Options = call.options
-        status, details = _status(answer)
+        status, details = status_of(answer)
         message = answer.message
         items: list[OutputItem] = []
         if message.reasoning:
             items.append(ReasoningItem(answer.completion_id, len(items), message.reasoning))
         if message.content or not (message.reasoning or message.tool_calls):
-            items.append(TextItem(answer.completion_id, len(items), _text(message)))
+            items.append(TextItem(answer.completion_id, len(items), text_of(message)))
         items += [
             CallItem(answer.completion_id, index, tool_call, options.names)
             for index, tool_call in enumerate(message.tool_calls, len(items))
         ]
         output = [item.body("completed" if item is not items[-1] else status) for item in items]
-        head = _head(answer.completion_id, answer.created, answer.model)
-        body = _response(head, options.echo, status, output, usage=_usage(answer.usage), details=details)
-        return Response(200, _json(body))
+        head = response_head(answer.completion_id, answer.created, answer.model)
+        body = response_body(head, options.echo, status, output, usage=encode_usage(answer.usage), details=details)
+        return Response(200, to_json(body))
 
     # ---- encode stream -----------------------------------------------------------------------------------
 
@@ -171,13 +184,13 @@ class OpenAIResponses:
                 "param": "previous_response_id",
                 "code": "previous_response_not_found",
             }
-            return Response(400, _json({"error": body}))
+            return Response(400, to_json({"error": body}))
         return OpenAIChat().error(error)
 
     # ---- side routes -------------------------------------------------------------------------------------
 
     def count(self, tokens: int) -> Response:
-        return Response(200, _json({"object": "response.input_tokens", "input_tokens": tokens}))
+        return Response(200, to_json({"object": "response.input_tokens", "input_tokens": tokens}))
 
     def models(self, names: Sequence[str]) -> Response:
         return OpenAIChat().models(names)
@@ -202,14 +215,17 @@ def _refuse(request: _Request, *, counting: bool) -> None:
 
 def _tool_choice(request: _Request, names: ToolNames, warnings: list[str]) -> str | None:
     choice = request.tool_choice
-    if choice is None or isinstance(choice, str):
-        return choice if choice in ("auto", "none", "required") else None
-    kind, name, mode = choice.get("type"), choice.get("name"), choice.get("mode")
+    if choice is None or choice in ("auto", "none", "required"):
+        return choice
+    if isinstance(choice, str):
+        raise CallError(
+            "bad_request", f"'tool_choice' must be 'auto', 'none', 'required' or a tool, and is '{choice}'"
+        )
+    kind, name = choice.get("type"), choice.get("name")
     if kind in ("function", "custom") and isinstance(name, str):
         namespace = choice.get("namespace")
         return names.flat(namespace if isinstance(namespace, str) else None, name)
-    warnings.append(f"tool_choice of type '{kind}' was not heeded: the model may call any function")
-    return mode if kind == "allowed_tools" and mode in ("auto", "required") else None
+    return other_choice(kind, choice.get("mode"), warnings)
 
 
 def _response_format(request: _Request) -> dict[str, Any] | None:
@@ -222,29 +238,24 @@ def _response_format(request: _Request) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {key: value for key, value in schema.items() if value is not None}}
 
 
-_EFFORT: dict[str, dict[str, Any]] = {
-    "none": {"enable_thinking": False},
-    "minimal": {"reasoning_effort": "low"},
-    "low": {"reasoning_effort": "low"},
-    "medium": {"reasoning_effort": "medium"},
-    "high": {"reasoning_effort": "high"},
-    "xhigh": {"reasoning_effort": "high"},
-}
-"""Efforts as the variables that open models' templates read; a template passes over those it does not know."""
-
-
-def _template_args(request: _Request) -> dict[str, Any]:
+def _template_args(request: _Request, warnings: list[str]) -> dict[str, Any]:
     effort = read(request.reasoning or {}, _ReasoningOptions, "reasoning").effort
-    return dict(_EFFORT.get(effort or "", {}))
+    return effort_args(effort, "reasoning.effort", warnings)
 
 
 def _unheeded(request: _Request) -> list[str]:
-    warnings: list[str] = []
-    if request.parallel_tool_calls is False and request.tools:
-        warnings.append("parallel_tool_calls: false is not enforced: the model may make several calls in a reply")
+    warnings = parallel(request.parallel_tool_calls, bool(request.tools))
+    if request.truncation == "auto":
+        warnings.append("truncation: auto is not done: a prompt over the context is refused")
+    warnings += unheeded(request.text or {}, _TextOptions, where="text.")
+    warnings += unheeded(request.reasoning or {}, _ReasoningOptions, _SUMMARY, where="reasoning.")
     if request.top_logprobs or "message.output_text.logprobs" in (request.include or ()):
         warnings.append("logprobs were asked for and are not in the reply: Polar keeps them in its record")
     return warnings
+
+
+_SUMMARY = ("summary", "generate_summary")
+"""The thinking itself is in the reply, so nobody is left without a summary of it."""
 
 
 def _previous_id(request: _Request) -> str | None:
@@ -270,7 +281,7 @@ def _echo(request: _Request) -> dict[str, msgspec.Raw]:
         "truncation": "disabled",
     }
     try:
-        return {name: msgspec.Raw(_json(value)) for name, value in fields.items()}
+        return {name: msgspec.Raw(to_json(value)) for name, value in fields.items()}
     except RecursionError:
         raise CallError("bad_request", "The request body is nested too deeply") from None
 
@@ -289,52 +300,6 @@ def _role_hint(headers: Mapping[str, str]) -> str | None:
     if metadata.request_kind in ("compaction", "prewarm") or subagent == "compact":
         return "auxiliary"
     return "subagent" if subagent else told_role(headers)
-
-
-# ---- response object -------------------------------------------------------------------------------------
-
-
-def _head(completion_id: str, created: float, model: str) -> dict[str, Any]:
-    return {"id": f"resp_{completion_id}", "object": "response", "created_at": int(created), "model": model}
-
-
-def _response(
-    head: dict[str, Any],
-    echo: dict[str, msgspec.Raw],
-    status: str,
-    output: list[dict[str, Any]],
-    *,
-    usage: dict[str, Any] | None = None,
-    details: dict[str, Any] | None = None,
-    error: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    state = {"status": status, "error": error, "incomplete_details": details, "output": output, "usage": usage}
-    return head | {"background": False} | state | echo
-
-
-def _status(answer: Answer) -> tuple[Literal["completed", "incomplete"], dict[str, Any] | None]:
-    if answer.finish_reason == "length":
-        return "incomplete", {"reason": "max_output_tokens"}
-    return "completed", None
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    """Counts. How many tokens were thinking is not known apart."""
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
-
-
-def _text(message: Message) -> str:
-    return message.content if isinstance(message.content, str) else ""
-
-
-def _json(body: Any) -> bytes:
-    return msgspec.json.encode(body)
 
 
 # ---- stream ----------------------------------------------------------------------------------------------
@@ -365,8 +330,8 @@ class _ResponsesStream:
 
     def start(self, completion_id: str, created: float, model: str, prompt_tokens: int) -> bytes:
         self._completion_id = completion_id
-        self._head = _head(completion_id, created, model)
-        response = _response(self._head, self._echo, "in_progress", [])
+        self._head = response_head(completion_id, created, model)
+        response = response_body(self._head, self._echo, "in_progress", [])
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
@@ -380,17 +345,17 @@ class _ResponsesStream:
         events = [self._tell(delta) for delta in self._untold(answer.message)]
         if self._open is None and not self._output:
             events.append(self._begin(TextItem(self._completion_id, 0)))
-        status, details = _status(answer)
+        status, details = status_of(answer)
         events.append(self._end(status))
-        usage = _usage(answer.usage)
-        response = _response(self._head, self._echo, status, self._output, usage=usage, details=details)
+        usage = encode_usage(answer.usage)
+        response = response_body(self._head, self._echo, status, self._output, usage=usage, details=details)
         events.append(self._event(f"response.{status}", response=response))
         return b"".join(events)
 
     def error(self, error: CallError) -> bytes:
         opening = b"" if self._head else self.start("0", time.time(), self._model, 0)
         body = {"code": _FAILED.get(error.kind, "server_error"), "message": error.message}
-        response = _response(self._head, self._echo, "failed", self._output, error=body)
+        response = response_body(self._head, self._echo, "failed", self._output, error=body)
         return opening + self._event("response.failed", response=response)
 
     # ---- what is told, and what is not yet -----------------------------------------------------------------
@@ -406,7 +371,7 @@ class _ResponsesStream:
             arguments = message.tool_calls[self._calls - 1].arguments[len(self._open.text) :]
             deltas.append(ToolCallDelta(self._calls - 1, arguments))
         deltas.append(ReasoningDelta((message.reasoning or "")[self._sent[ReasoningItem] :]))
-        deltas.append(TextDelta(_text(message)[self._sent[TextItem] :]))
+        deltas.append(TextDelta(text_of(message)[self._sent[TextItem] :]))
         for index, call in enumerate(message.tool_calls[self._calls :], self._calls):
             deltas.append(ToolCallDelta(index, call.arguments, call.id, call.name))
         return [delta for delta in deltas if isinstance(delta, ToolCallDelta) or delta.text]
@@ -472,7 +437,7 @@ class _ResponsesStream:
         return self._event(kind, **place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        data = _json({"type": kind, "sequence_number": self._events, **fields})
+        data = to_json({"type": kind, "sequence_number": self._events, **fields})
         self._events += 1
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 

@@ -8,7 +8,6 @@ session, and nothing else is served.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import re
 import secrets
@@ -17,13 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
-import msgspec
-
 from polar.capture.retries import KeyReused
 from polar.dialects import DIALECTS
 from polar.dialects.base import Call, CallError, Dialect, Response, Route, StreamEncoder
 from polar.dialects.surrogates import mend_surrogates
 from polar.gateway.call import ModelCall
+from polar.gateway.digests import CallDigests
 from polar.gateway.exchange import ClientGone, Exchange, Receive, Scope, Send
 from polar.gateway.inference import InferenceControl
 from polar.gateway.pipeline import Pipeline, Request
@@ -79,6 +77,7 @@ class Gateway:
         self._grace = grace
         self._buffer = buffer
         self._sessions: dict[str, LiveSession] = {}
+        self._told: set[str] = set()
         self._routes = [
             (route, re.compile(route.pattern), dialect) for dialect in dialects for route in dialect.routes
         ]
@@ -92,6 +91,7 @@ class Gateway:
 
     def open(self, session: LiveSession) -> None:
         """From now on the session's key is good."""
+        session.told = self._told
         self._sessions[session.key] = session
 
     async def close(self, session: LiveSession) -> None:
@@ -107,7 +107,7 @@ class Gateway:
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send)
-        dialect = self._plain
+        dialect = self._spoken(exchange.headers)
         try:
             key, path = _split_key(scope["path"])
             if scope["method"] == "HEAD" or (path == "/" and scope["method"] == "GET"):
@@ -121,10 +121,21 @@ class Gateway:
             await exchange.respond(dialect.error(error))
         except ClientGone:
             return
+        except ConnectionAbortedError:  # a stream that failed is cut, which is the server's to do
+            raise
+        except Exception as error:
+            log.exception("a request can't be served (%s)", dialect.name)
+            if exchange.started:
+                raise
+            await exchange.respond(dialect.error(CallError("internal", f"{type(error).__name__}: {error}")))
         finally:
             exchange.close()
 
     # ---- who calls what ----------------------------------------------------------------------------------
+
+    def _spoken(self, headers: Mapping[str, str]) -> Dialect:
+        """Whose shape an error has where no route names the API: a header tells it that only one's clients send."""
+        return next((dialect for route, _, dialect in self._routes if route.header in headers), self._plain)
 
     def _route(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[Route, Dialect, dict[str, str]]:
         for route, pattern, dialect in self._routes:
@@ -164,8 +175,11 @@ class Gateway:
         if route.action == "upgrade_refused":
             await exchange.respond(Response(426, b"", {"upgrade": "HTTP/1.1"}))
             return
+        encoding = exchange.headers.get("content-encoding", "identity")
+        if encoding.strip().lower() not in ("", "identity"):
+            raise CallError("bad_request", f"The body has Content-Encoding {encoding[:40]!r}: send it uncompressed")
         body = await exchange.body(self._limits.body)
-        work = (body, dialect, exchange.headers, variables)
+        work = (body, dialect, exchange.headers, variables, session.digests)
         digest, parsed = await asyncio.to_thread(_read, *work) if len(body) > OFF_LOOP else _read(*work)
         if session.closed:
             raise CallError("gone", "This session is over: its key takes no more calls")
@@ -173,7 +187,7 @@ class Gateway:
             await exchange.respond(dialect.count(await self.pipeline.count(session, parsed)))
             return
         for warning in parsed.warnings:
-            log.warning("session %s: %s", session.session_id, warning)
+            session.warn(warning)
         call = self._call(exchange, session, dialect, parsed, digest)
         call.join()
         try:
@@ -189,7 +203,7 @@ class Gateway:
         self, exchange: Exchange, session: LiveSession, dialect: Dialect, parsed: Call, digest: bytes
     ) -> ModelCall:
         """The call that this request is: one that it repeats, or a new one."""
-        key = exchange.headers.get("idempotency-key")
+        key = exchange.headers.get("idempotency-key") or None
         marked = exchange.headers.get("x-stainless-retry-count", "0") not in ("", "0")
         try:
             call = session.ledger.find(digest, key=key, marked=marked)
@@ -219,13 +233,9 @@ def _split_key(path: str) -> tuple[str | None, str]:
 
 
 def _read(
-    body: bytes, dialect: Dialect, headers: Mapping[str, str], variables: Mapping[str, str]
+    body: bytes, dialect: Dialect, headers: Mapping[str, str], variables: Mapping[str, str], digests: CallDigests
 ) -> tuple[bytes, Call]:
-    """A body as a call, and the digest of what it asks for.
-
-    The digest is of the meaning, not of the bytes: some harnesses change client metadata between two tries, or
-    ask for a stream first and for the whole reply when that broke.
-    """
+    """A body as a call, and the digest of what it asks for."""
     try:
         parsed = dialect.parse(body, headers, variables)
     except CallError:
@@ -233,10 +243,7 @@ def _read(
         if mended == body:
             raise
         parsed = dialect.parse(mended, headers, variables)
-    chat = parsed.chat
-    said = msgspec.msgpack.encode(chat.messages)  # as it is: JSON would look at every character of a long history
-    rest = msgspec.json.encode([dialect.name, parsed.previous_id, msgspec.structs.replace(chat, messages=())])
-    return hashlib.sha256(said + rest).digest()[:16], parsed
+    return digests.of(dialect.name, parsed), parsed
 
 
 # ---- answers ---------------------------------------------------------------------------------------------

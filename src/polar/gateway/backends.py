@@ -17,7 +17,7 @@ import msgspec
 from polar.capture.graph import Attachment
 from polar.capture.verify import doubt_end
 from polar.contract.arrays import NO_IDS, Ids
-from polar.contract.chat import Chat, Delta, FinishReason, Image, Message, Usage
+from polar.contract.chat import Chat, Delta, FinishReason, Message, Usage
 from polar.contract.completion import Mode, WeightSpan
 from polar.dialects.base import CallError
 from polar.engines.base import (
@@ -32,6 +32,7 @@ from polar.engines.base import (
 )
 from polar.gateway.constraints import heed
 from polar.gateway.continuing import Continuing
+from polar.gateway.images import heed_images
 from polar.gateway.inference import Admission
 from polar.gateway.plain_prompts import PlainPrompt
 from polar.rendering.base import Declined, Prompt, Renderer, RenderError, Turn
@@ -156,7 +157,7 @@ class TitoBackend:
         return self._renderer.plain
 
     async def run(self, chat: Chat, context: Context, *, stream: bool) -> AsyncGenerator[Event, None]:
-        refuse_images(chat)
+        chat, left_out = heed_images(chat)
         if _text_size(chat) > OFF_LOOP:
             prompt, declined = await asyncio.to_thread(self._prompt, chat, context)
         else:
@@ -164,6 +165,7 @@ class TitoBackend:
         tools_lost = self._renderer.tools_lost(chat, prompt)
         chat, warnings = heed(chat, self.info, thinking=prompt.opened, tools_lost=tools_lost)
         chat = fit(chat, len(prompt.ids), self.info)
+        warnings = (*left_out, *warnings)
         yield Begun(prompt.ids, declined, prompt.state, warnings, constrained=chat.response_format is not None)
         stop = chat.sampling.stop
         reader = self._renderer.plain.reader(stop) if context.plain else self._renderer.reader(chat, prompt)
@@ -186,11 +188,12 @@ class TitoBackend:
                 deltas = reader.feed(chunk.ids)
                 yield Piece(deltas, chunk.ids, chunk.logprobs, chunk.weight_version, chunk.weight_spans)
                 last = chunk.ids[-1] if len(chunk.ids) else last
+                doubt = doubt or chunk.doubt
                 if reader.stopped or chunk.finish_reason is not None:
                     finish = chunk.finish_reason or "stop"
                     if finish == "stop" and not reader.stopped and chat.response_format is None:
                         ends = self._renderer.stop_ids
-                        doubt = doubt_end(last, ends, stop_sequence=chunk.stop_sequence, asked=stop)
+                        doubt = doubt or doubt_end(last, ends, stop_sequence=chunk.stop_sequence, asked=stop)
                     break
         reply = reader.finish(finish)
         if reply.deltas:
@@ -207,7 +210,7 @@ class TitoBackend:
         )
 
     async def count(self, chat: Chat) -> int:
-        refuse_images(chat)
+        chat, _ = heed_images(chat)
         return len((await asyncio.to_thread(self._render, chat)).ids)
 
     def _prompt(self, chat: Chat, context: Context) -> tuple[Prompt, str | None]:
@@ -224,7 +227,7 @@ class TitoBackend:
         turn = Turn(before, parent.response_ids, context.attachment.parent_messages)
         try:
             bridged = self._renderer.bridge(turn, chat)
-        except RenderError as error:
+        except (RenderError, RecursionError) as error:  # the second: what is nested too deep
             raise CallError("bad_request", f"The chat template refuses this conversation: {error}") from None
         if isinstance(bridged, Declined):
             return self._render(chat), bridged.reason
@@ -233,7 +236,7 @@ class TitoBackend:
     def _render(self, chat: Chat) -> Prompt:
         try:
             return self._renderer.render(chat)
-        except RenderError as error:
+        except (RenderError, RecursionError) as error:  # the second: what is nested too deep
             raise CallError("bad_request", f"The chat template refuses this conversation: {error}") from None
 
 
@@ -251,7 +254,7 @@ class ChatBackend:
         return self.engine.info
 
     async def run(self, chat: Chat, context: Context, *, stream: bool) -> AsyncGenerator[Event, None]:
-        chat = msgspec.structs.replace(chat, model=self.info.model)
+        chat, warnings = self._heed(msgspec.structs.replace(chat, model=self.info.model))
         prompt_ids: Ids | None = None
         begun = False
         reply = self.engine.chat(
@@ -267,7 +270,7 @@ class ChatBackend:
                     prompt_ids = chunk.prompt_ids
                 if not begun:
                     begun = True
-                    yield Begun(prompt_ids)
+                    yield Begun(prompt_ids, warnings=warnings)
                 yield Piece(chunk.deltas, chunk.ids, chunk.logprobs, weight_spans=chunk.weight_spans)
                 if chunk.finish_reason is not None:
                     yield Ended(
@@ -282,6 +285,14 @@ class ChatBackend:
                     )
         finally:
             await close_now(reply)
+
+    def _heed(self, chat: Chat) -> tuple[Chat, tuple[str, ...]]:
+        """The call with what the engine takes, and a line for what it does not."""
+        if not chat.template_args or self.info.template_args:
+            return chat, ()
+        names = ", ".join(sorted(chat.template_args))
+        why = f"{self.info.url or self.info.kind} refuses fields that OpenAI's API does not have"
+        return msgspec.structs.replace(chat, template_args={}), (f"template arguments ({names}) were dropped: {why}",)
 
     def _unknown(self, last: ChatChunk, prompt_ids: Ids | None) -> tuple[str, ...]:
         """A line where nothing counts the ids of a reply that has some."""
@@ -324,9 +335,3 @@ def fit(chat: Chat, prompt_tokens: int, info: EngineInfo) -> Chat:
     wanted = chat.sampling.max_tokens
     limit = room if wanted is None else max(1, min(wanted, room))
     return msgspec.structs.replace(chat, sampling=msgspec.structs.replace(chat.sampling, max_tokens=limit))
-
-
-def refuse_images(chat: Chat) -> None:
-    """Token ids can't carry pixels: a model that saw only a placeholder would answer from nothing."""
-    if any(isinstance(m.content, tuple) and any(isinstance(p, Image) for p in m.content) for m in chat.messages):
-        raise CallError("bad_request", "Images can't be sent as token ids: use an engine in --mode chat for them")

@@ -31,6 +31,9 @@ class ModelCall:
         self.prompt_tokens: int | None = None
         self.waiting = 0
         self.delivered = False
+        self.committing = False
+        """Its answer is being made durable: it is not given up any more."""
+        self._given_up = False
         self._grace = grace
         self._task: asyncio.Task[None] | None = None
         self._changed: asyncio.Future[None] | None = None
@@ -73,8 +76,8 @@ class ModelCall:
 
     @property
     def failed(self) -> bool:
-        """It ended without an answer."""
-        return self.error is not None
+        """It ended without an answer, or is about to, because it was given up."""
+        return self.error is not None or (self._given_up and self.answer is None)
 
     @property
     def finished(self) -> bool:
@@ -102,7 +105,8 @@ class ModelCall:
     def give_up(self) -> None:
         """End the generation; what was sampled is kept as ``abandoned``."""
         self._timer = None
-        if self._task is not None and not self.finished:
+        if self._task is not None and not self.finished and not self.committing:
+            self._given_up = True
             self._task.cancel()
 
     async def settled(self) -> None:

@@ -134,6 +134,7 @@ class Continuing:
             finish,
             weight_spans=spans,
             stop_sequence=chunk.stop_sequence,
+            doubt=chunk.doubt,
         )
 
     def _count(self, chunk: TokenChunk, *, first: bool) -> None:

@@ -40,7 +40,8 @@ class Unreachable(PolarError):
 
 
 class Unwelcome(UsageError):
-    """The server does not know this node's credential: nothing that it refuses so is refused for good."""
+    """The server does not know this node's credential, or as another node's: nothing that it refuses so is refused
+    for good."""
 
 
 class Refused(UsageError):
@@ -203,8 +204,10 @@ def _refused(url: str, status: int, answer: bytes) -> PolarError:
         line = f"{url} answered {status}: {detail}"
     if status == 409:
         return StoreConflict(line)
-    if status in (401, 403):
+    if status == 401:
         return Unwelcome(f"{line}: set POLAR_NODE_TOKEN to the server's node token")
+    if status == 403:
+        return Unwelcome(f"{line} (POLAR_NODE_TOKEN has to be a token of this server that is good for this node)")
     if status in (400, 413, 422):
         return Refused(line)
     if status in (404, 405):

@@ -277,6 +277,7 @@ class Pipeline:
         try:
             await self._sample(recording, admission)
             await recording.call.watched()
+            recording.call.committing = True
         except asyncio.CancelledError:
             await self._commit(recording, "abandoned", "the client went away before it had its answer")
             raise

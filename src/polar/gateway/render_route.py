@@ -17,9 +17,10 @@ import numpy as np
 from polar.contract.chat import Chat, Delta, FinishReason, Message, ReasoningDelta, TextDelta, ToolCallDelta
 from polar.contract.completion import Mode
 from polar.engines.base import EngineError, EngineInfo, RenderingEngine
-from polar.gateway.backends import Begun, Context, Ended, Event, Piece, fit, refuse_images
+from polar.gateway.backends import Begun, Context, Ended, Event, Piece, fit
 from polar.gateway.constraints import heed
 from polar.gateway.continuing import Continuing
+from polar.gateway.images import heed_images
 from polar.rendering.offered import DROPPED, MOST, probes
 from polar.rendering.plain import PlainText
 
@@ -39,11 +40,11 @@ class RenderRouteBackend:
         return self.engine.info
 
     async def run(self, chat: Chat, context: Context, *, stream: bool) -> AsyncGenerator[Event, None]:
-        refuse_images(chat)
+        chat, left_out = heed_images(chat)
         prompt = await self.engine.render(chat)
         chat, warnings = heed(chat, self.info, tools_lost=await self._tools_lost(chat))
         chat = fit(chat, len(prompt), self.info)
-        yield Begun(prompt, warnings=warnings, constrained=chat.response_format is not None)
+        yield Begun(prompt, warnings=(*left_out, *warnings), constrained=chat.response_format is not None)
         sampling = Continuing(
             self.engine,
             prompt,
@@ -58,10 +59,12 @@ class RenderRouteBackend:
         sampled: list[int] = []
         finish: FinishReason = "abort"
         stop: str | None = None
+        doubt: str | None = None
         async with aclosing(sampling.chunks()) as chunks:
             async for chunk in chunks:
                 sampled += chunk.ids
                 finish, stop = chunk.finish_reason or finish, chunk.stop_sequence
+                doubt = doubt or chunk.doubt
                 yield Piece((), chunk.ids, chunk.logprobs, chunk.weight_version, chunk.weight_spans)
         # Without a stop string, what ended the reply is an id of its own, which is no text.
         text = sampled[:-1] if finish == "stop" and stop is None else sampled
@@ -77,6 +80,7 @@ class RenderRouteBackend:
             cached_tokens=sampling.cached_tokens,
             limit=chat.sampling.max_tokens,
             stops=sampling.stops,
+            doubt=doubt,
         )
 
     async def _tools_lost(self, chat: Chat) -> str | None:
@@ -95,7 +99,7 @@ class RenderRouteBackend:
         return DROPPED if self._loses_tools[digest] else None
 
     async def count(self, chat: Chat) -> int:
-        refuse_images(chat)
+        chat, _ = heed_images(chat)
         return len(await self.engine.render(chat))
 
 

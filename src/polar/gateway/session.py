@@ -14,10 +14,15 @@ from polar.capture.retries import RetryLedger
 from polar.contract.chat import Chat, Sampling
 from polar.dialects.base import Call, PreviousNotFound
 from polar.gateway.call import ModelCall
+from polar.gateway.digests import CallDigests
 from polar.gateway.plain_prompts import PlainIndex
 from polar.redaction import SessionRedaction
 
 log = logging.getLogger("polar.gateway")
+
+
+MOST_TOLD = 1000
+"""Lines that a gateway remembers to have logged."""
 
 
 def new_key(worker: int | None = None) -> str:
@@ -40,6 +45,7 @@ class LiveSession:
     require_token_ids: bool = True
     graph: SessionGraph = field(default_factory=SessionGraph)
     ledger: RetryLedger[ModelCall] = field(default_factory=RetryLedger)
+    digests: CallDigests = field(default_factory=CallDigests)
     states: dict[str, object] = field(default_factory=dict)
     plain: PlainIndex = field(default_factory=PlainIndex)
     calls: set[ModelCall] = field(default_factory=set)
@@ -49,6 +55,8 @@ class LiveSession:
     """Why a call could not be stored, if there was one: the store's fault, and not the session's."""
     sequence: itertools.count[int] = field(default_factory=itertools.count)
     warned: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+    """What the log has of any session: shared by those of one gateway."""
     used_at: float = 0.0
     """When the newest call came (``time.monotonic``)."""
     redaction: SessionRedaction | None = None
@@ -89,10 +97,15 @@ class LiveSession:
         return {**task, "session_id": self.session_id, "attempt": self.attempt}
 
     def warn(self, line: str) -> None:
-        """Log something that concerns all of the session, once."""
-        if line not in self.warned:
-            self.warned.add(line)
-            log.warning("session %s: %s", self.session_id, line)
+        """Log something that concerns all of the session, once; for the later ones of thousands of sessions that it
+        concerns as well, at debug level."""
+        if line in self.warned:
+            return
+        self.warned.add(line)
+        log.log(logging.DEBUG if line in self.told else logging.WARNING, "session %s: %s", self.session_id, line)
+        if len(self.told) >= MOST_TOLD:  # a line may name what a harness sent, which has no end
+            self.told.clear()
+        self.told.add(line)
 
     def end_broken(self, why: str) -> None:
         """The session can't end well any more: take no more calls, and keep the first reason."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
+from functools import cache
 
 import msgspec
 
@@ -22,6 +24,8 @@ from polar.store.base import SessionRecord, StoreConflict
 from polar.store.ledger import MAX_ATTEMPTS
 from polar.trajectories import make_builder
 
+log = logging.getLogger("polar.harnesses")
+
 _NOWHERE = Endpoint(url="http://127.0.0.1:1", api_key="none", model="none", context_length=8192)
 """Stands for the endpoint where a plan is made only to see whether it can be made."""
 
@@ -36,6 +40,8 @@ async def make_parts(task: TaskRequest, *, sandbox: str = "bubblewrap", allow_im
     installed = harness.find()
     if installed is None:
         raise UsageError(f"harness {harness.name} is not installed: {harness.install_hint}")
+    if harness.pinned not in (None, installed.version):
+        _say_version(harness.name, installed.version, harness.pinned, harness.install_hint)
     make_builder(task.builder, allow_import)
     evaluator = make_evaluator(task.evaluator, allow_import=allow_import)
     harness.plan(task.agent, task.instruction, _NOWHERE, installed)
@@ -47,6 +53,11 @@ async def make_parts(task: TaskRequest, *, sandbox: str = "bubblewrap", allow_im
     return Parts(
         harness=harness, installed=installed, runtimes=runtimes, evaluator=evaluator, allow_import=allow_import
     )
+
+
+@cache  # once for each
+def _say_version(name: str, version: str, pinned: str, hint: str) -> None:
+    log.warning("harness %s is version %s, and %s is the one that was tested: %s", name, version, pinned, hint)
 
 
 async def run_tasks(

@@ -18,6 +18,7 @@ from polar.harnesses.plans import (
     mcp_config,
     with_instruction,
 )
+from polar.harnesses.servers import announcing, judge_servers, not_connected
 
 MCP_FILE = ".polar/mcp.json"
 SKILLS = ".claude/skills"
@@ -34,6 +35,9 @@ ONE_PREFIX = {
 }
 """Tools that are loaded on the way, and a system prompt with a hash of the first message in it, would make one
 conversation several traces."""
+OWN_SKILLS = {"CLAUDE_CODE_DISABLE_BUNDLED_SKILLS": "1", "SLASH_COMMAND_TOOL_CHAR_BUDGET": "40000"}
+"""The list of skills has room for some 5,000 characters, which its own take first: a task's would be named without a
+word on what they are for."""
 TOLD_FROM = 65536
 """Tokens of context from which it is told how many there are. It keeps some 30,000 of them free and needs 20,000
 for its own prompt: in less it would compact before every turn and call that thrashing. Untold, it compacts when
@@ -63,10 +67,13 @@ class ClaudeCode:
             servers = mcp_config(agent, remote={"type": "http"}, url="url")
             files[f"~/{MCP_FILE}"] = json.dumps({"mcpServers": servers})
             line += ["--strict-mcp-config", "--mcp-config", f"~/{MCP_FILE}"]
-        return Plan(Command(with_instruction(line, agent, SKILLS), env=_env(endpoint)), files=files)
+        run = announcing(with_instruction(line, agent, SKILLS), agent)
+        own_skills = OWN_SKILLS if agent.skills_path is not None else {}
+        return Plan(Command(run, env=_env(endpoint) | own_skills), files=files)
 
     def judge(self, result: ExecResult) -> str | None:
-        return judge_by_result(self.name, result, _why)
+        lost = not_connected(result.stdout)
+        return judge_by_result(self.name, result, _why) or judge_servers(self.name, result, lost)
 
 
 def _why(end: Mapping[str, Any]) -> str | None:

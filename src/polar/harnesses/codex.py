@@ -23,6 +23,8 @@ from polar.harnesses.plans import (
 
 SKILLS = ".codex/skills"
 PROVIDER = "polar"
+WAITED_FOR = {"required": True, "startup_timeout_sec": 60}
+"""Else it asks the model while a server starts, without its tools."""
 
 
 class Codex:
@@ -93,8 +95,8 @@ def _config(endpoint: Endpoint) -> dict[str, dict[str, Any]]:
 
 def _server(server: McpServer) -> dict[str, Any]:
     if server.url is not None:
-        return {"url": server.url}
-    return {"command": server.command, "args": list(server.args), "env": server.env}
+        return {"url": server.url, **WAITED_FOR}
+    return {"command": server.command, "args": list(server.args), "env": server.env, **WAITED_FOR}
 
 
 def _toml(tables: dict[str, dict[str, Any]]) -> str:

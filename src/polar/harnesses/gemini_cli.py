@@ -20,8 +20,11 @@ from polar.harnesses.plans import (
     mcp_config,
     with_instruction,
 )
+from polar.harnesses.servers import announcing, judge_servers, named_in_stderr
 
 SKILLS = ".gemini/skills"
+FAILED = "(Error during discovery for|Fatal error ensuring) MCP server"
+LOST = rf"{FAILED.replace('(', '(?:')} '([^']+)'"
 BELIEVED_CONTEXT = 1048576
 """Tokens that it believes a model of unknown name to take."""
 
@@ -48,7 +51,7 @@ class GeminiCLI:
         settings["mcpServers"] = mcp_config(agent, remote={}, url="httpUrl")
         return Plan(
             Command(
-                with_instruction(line, agent, SKILLS),
+                _telling(announcing(with_instruction(line, agent, SKILLS), agent), agent),
                 env={"GEMINI_CLI_NO_RELAUNCH": "true"},
             ),
             files={"~/.gemini/settings.json": json.dumps(settings), f"~/{INSTRUCTION_FILE}": instruction},
@@ -61,7 +64,17 @@ class GeminiCLI:
             error = end.get("error") or last_event(result.stdout, ["error"]) or {}
             return f": {error.get('message') or last_words(result)}"
 
-        return judge_by_result(self.name, result, why)
+        lost = named_in_stderr(result, LOST)
+        return judge_by_result(self.name, result, why) or judge_servers(self.name, result, lost)
+
+
+def _telling(run: str, agent: AgentSpec) -> str:
+    """The same, and what its debug log has on servers that did not start: elsewhere it only says that something is
+    the matter with one."""
+    if not agent.mcp_servers:
+        return run
+    log = "GEMINI_DEBUG_LOG_FILE"
+    return f'export {log}="$HOME/.polar/gemini.log"; {run}; code=$?; grep -aE "{FAILED}" "${log}" >&2; exit $code'
 
 
 def _settings(endpoint: Endpoint) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from polar.harnesses.plans import (
     mcp_servers,
     with_instruction,
 )
+from polar.harnesses.servers import announcing, judge_servers, named_in_stderr
 
 PROVIDER = "polar"
 SKILLS = ".config/opencode/skills"
@@ -32,6 +33,9 @@ APIS = {
 }
 """Packages of the AI SDK, and the path that each wants in its base URL."""
 DEFAULT_API = "openai-compatible"
+TELLING = {"OPENCODE_PRINT_LOGS": "1", "OPENCODE_LOG_LEVEL": "WARN"}
+LOST = r'message="server unavailable" key=(\S+)'
+"""All that it says of an MCP server that is not there."""
 
 
 class OpenCode:
@@ -59,8 +63,9 @@ class OpenCode:
         config["mcp"] = {server.name: _server(server) for server in mcp_servers(agent)}
         return Plan(
             Command(
-                with_instruction(line, agent, SKILLS),
+                announcing(with_instruction(line, agent, SKILLS), agent),
                 env={
+                    **(TELLING if agent.mcp_servers else {}),
                     "OPENCODE_DISABLE_AUTOUPDATE": "1",
                     "OPENCODE_DISABLE_MODELS_FETCH": "1",
                     "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
@@ -79,7 +84,7 @@ class OpenCode:
         reason = end.get("part", {}).get("reason") if end is not None and end["type"] == "step_finish" else None
         if reason not in ("stop", "length"):
             return f"opencode's output ends before the model's last answer does: {last_words(result)}"
-        return None
+        return judge_servers(self.name, result, named_in_stderr(result, LOST))
 
 
 def _config(api: str, endpoint: Endpoint) -> dict[str, Any]:

@@ -28,10 +28,10 @@ IN_ORDER = frozenset({"finished", "stuck", "paused"})
 
 SCRIPT = f"""
 import json, os, sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from openhands.sdk import AgentContext, Conversation, LLM
+from openhands.sdk.mcp.tool import MCPToolDefinition
 from openhands.sdk.skills import load_skills_from_dir
 from openhands.tools.preset.default import get_default_agent
 
@@ -52,6 +52,11 @@ try:
     conversation.run()
 except Exception as error:
     failed = " ".join(f"{{type(error).__name__}}: {{error}}".split())[:500]
+if config["mcp"] and not failed:  # without a server it goes on, and only logs that
+    tools = [name for name, tool in conversation.agent.tools_map.items() if isinstance(tool, MCPToolDefinition)]
+    prefix = "" if len(config["mcp"]) == 1 else "{{}}_"
+    lost = [name for name in config["mcp"] if not any(tool.startswith(prefix.format(name)) for tool in tools)]
+    failed = lost and "without its MCP server " + ", ".join(lost)
 status = failed or conversation.state.execution_status.value
 print("\\n{STATUS} " + status, flush=True)
 conversation.close()

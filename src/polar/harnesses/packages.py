@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -44,9 +45,9 @@ class NpmPackage:
     node: tuple[int, int] | None = None
 
     def find(self) -> Installed | None:
-        """Polar's own installation, else the user's."""
+        """Polar's own installation, else the user's; none of them where there is no Node.js that it runs on."""
         node = on_path("node")
-        if self.node and node is None:
+        if self.node and _node_version() < self.node:
             return None
         for modules in self._places():
             for program in sorted(modules.glob(self.program)):
@@ -194,8 +195,11 @@ def _outermost(program: Path) -> Path:
 
 
 def _node_version() -> tuple[int, ...]:
-    program = shutil.which("node")
-    if program is None:
-        return (0,)
+    program = on_path("node")
+    return _version_of(program, program.stat().st_mtime_ns) if program else (0,)
+
+
+@lru_cache(maxsize=4)
+def _version_of(program: Path, changed: int) -> tuple[int, ...]:
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     return tuple(int(number) for number in re.findall(r"\d+", said)) or (0,)

@@ -21,6 +21,7 @@ from polar.harnesses.base import Endpoint
 LIFECYCLE_SETTINGS = frozenset({"allow_no_model_call"})
 FRAMES = re.compile("\x1b\\[[0-9;]*m|[\u2500-\u257f\u2771]")
 """Colors and the boxes that command lines draw around their errors."""
+HELP = re.compile(r"^\s*(-h, )?--help\b", re.MULTILINE)
 INSTRUCTION_FILE = ".polar/instruction.md"
 """Under HOME: an instruction in a file may be of any length and begin with any character."""
 EVENTS = 16 << 20
@@ -154,12 +155,21 @@ def standard_env(
 
 
 def last_words(result: ExecResult, limit: int = 300) -> str:
-    """The end of what a command said, stderr before stdout, on one line."""
+    """The end of what a command said, stderr before stdout, on one line. Where that is its help, the reason
+    stands in its first line."""
     for path in (result.stderr, result.stdout):
-        text = " ".join(FRAMES.sub(" ", tail(path, 4096).decode(errors="replace")).split())
+        said = FRAMES.sub(" ", tail(path, 4096).decode(errors="replace"))
+        text = " ".join(said.split())
+        if HELP.search(said):
+            return f"{_first_line(path)[:limit]} ... {text[-limit // 3 :]}"
         if text:
             return text[-limit:]
     return "it said nothing"
+
+
+def _first_line(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(4096).decode(errors="replace").strip().partition("\n")[0]
 
 
 def last_event(stdout: Path, kinds: Collection[str]) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from polar.harnesses.plans import (
     mcp_config,
     with_instruction,
 )
+from polar.harnesses.servers import announcing, judge_servers, not_connected
 
 SKILLS = ".qwen/skills"
 FREE = 33000
@@ -52,14 +53,15 @@ class QwenCode:
         settings["mcpServers"] = mcp_config(agent, remote={}, url="httpUrl")
         return Plan(
             Command(
-                with_instruction(line, agent, SKILLS),
+                announcing(with_instruction(line, agent, SKILLS), agent),
                 env={"OPENAI_MODEL": endpoint.model, "QWEN_CODE_NO_RELAUNCH": "true"},
             ),
             files={"~/.qwen/settings.json": json.dumps(settings), f"~/{INSTRUCTION_FILE}": instruction},
         )
 
     def judge(self, result: ExecResult) -> str | None:
-        return judge_by_result(self.name, result, _why)
+        lost = not_connected(result.stdout)
+        return judge_by_result(self.name, result, _why) or judge_servers(self.name, result, lost)
 
 
 def _why(end: Mapping[str, Any]) -> str | None:

@@ -135,12 +135,15 @@ class FamilyRenderer:
         if key not in self._by_args:
             try:
                 import renderers
+                from renderers.base import template_field_names
             except ImportError:
                 raise MissingExtra(f"the {self._name} renderer", "renderers") from None
             try:
                 config = renderers.config_from_name(self._name)
+                known = template_field_names(config)  # a template passes over the others, the package refuses them
+                heeded = {name: value for name, value in args.items() if name in known}
                 shim = _Shim(self.tokenizer, self._name)
-                self._by_args[key] = renderers.create_renderer(shim, config, chat_template_kwargs=args)
+                self._by_args[key] = renderers.create_renderer(shim, config, chat_template_kwargs=heeded)
             except Exception as error:  # the package promises no types
                 raise RenderError(str(error)) from error
         return self._by_args[key]

@@ -25,6 +25,7 @@ BASH = {
     },
 }
 THINKING = {"type": "enabled", "budget_tokens": 1024}
+OMITTED = {"type": "adaptive", "display": "omitted"}
 USAGE = Usage(prompt_tokens=10, completion_tokens=5, cached_tokens=4)
 
 

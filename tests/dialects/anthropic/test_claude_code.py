@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.dialects.anthropic.conftest import BASH, client, user
+from tests.dialects.anthropic.conftest import BASH, OMITTED, client, user
 from tests.gateway.conftest import World
 from tests.support.script import Step
 
@@ -36,8 +36,9 @@ class ClaudeCode:
     same twice.
     """
 
-    def __init__(self, world: World, *, stream: bool) -> None:
+    def __init__(self, world: World, *, stream: bool, thinking: Any = ADAPTIVE) -> None:
         self._client = client(world)
+        self._thinking = thinking
         self._stream = stream
         self._turn = itertools.count()
         self.history: list[dict[str, Any]] = []
@@ -54,7 +55,7 @@ class ClaudeCode:
             ],
             "messages": self._marked(),
             "tools": [BASH],
-            "thinking": ADAPTIVE,
+            "thinking": self._thinking,
         }
         if self._stream:
             async with self._client.messages.stream(**request) as stream:
@@ -114,6 +115,22 @@ async def test_a_tool_loop_is_one_chain_of_exact_prefixes(make_world, stream) ->
         assert world.prompt(completion) == generation.context_ids
         assert completion.response_ids.tolist() == generation.sampled_ids
     assert "billing" not in str([completion.messages for completion in completions])
+
+
+async def test_thinking_that_is_sent_without_its_text_outlives_a_history_that_was_edited(make_world) -> None:
+    """As with ``claude -p``, which asks for empty thinking blocks and returns their signatures. A reminder in the
+    first message begins a new trace, whose prompt is all the client's."""
+    world: World = await make_world(STEPS)
+    claude = ClaudeCode(world, stream=True, thinking=OMITTED)
+    first = await claude.ask(user("list the files"))
+    thinking, _, call = first.content
+    assert thinking.thinking == ""
+    claude.history[0] = user("list the files\n<system-reminder>be brief</system-reminder>")
+    await claude.ask(user([result(call, "a b")]))
+    one, two = await world.completions()
+    assert two.parent_id is None
+    [sent] = [message for message in two.messages if message.role == "assistant"]
+    assert sent.reasoning == one.reply.reasoning == "I should look."
 
 
 async def test_reminders_in_the_middle_of_a_conversation_keep_the_chain(make_world) -> None:

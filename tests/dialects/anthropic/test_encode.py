@@ -13,7 +13,7 @@ from polar.capture.match import message_key
 from polar.contract.chat import Delta, Message, ReasoningDelta, TextDelta, ToolCall, ToolCallDelta
 from polar.dialects.anthropic import AnthropicMessages
 from polar.dialects.base import CallError
-from tests.dialects.anthropic.conftest import THINKING, answer, encoded, parse
+from tests.dialects.anthropic.conftest import OMITTED, THINKING, answer, encoded, parse
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 WHOLE = Message(
@@ -104,14 +104,16 @@ def _normal(message: Message) -> Message:
     return Message(message.role, message.content, reasoning=message.reasoning, tool_calls=calls)
 
 
+@pytest.mark.parametrize("thinking", [THINKING, OMITTED], ids=["shown", "omitted"])
 @given(REPLIES)
 @example(Message("assistant", tool_calls=(ToolCall("c0", "bash", '{"value": '),)))
 @example(Message("assistant", tool_calls=(ToolCall("c0", "bash", '{"a": "b"c"}'),)))
 @example(Message("assistant", tool_calls=(ToolCall("c0", "bash", '{"a": "\\ud800"}'),)))
-@settings(max_examples=200, deadline=None)
-def test_a_reply_that_comes_back_says_what_was_sampled(message) -> None:
-    """D12: input is an object whatever was sampled, and the same raw text when it comes back."""
-    content = encoded(answer(message), thinking=THINKING)["content"]
+@settings(max_examples=120, deadline=None)
+def test_a_reply_that_comes_back_says_what_was_sampled(thinking, message) -> None:
+    """D12, D19: input is an object whatever was sampled, and the same raw text when it comes back; and so is the
+    thinking, where the client was given its signature alone."""
+    content = encoded(answer(message), thinking=thinking)["content"]
     assert all(isinstance(block["input"], dict) for block in content if block["type"] == "tool_use")
     [again] = parse({"role": "assistant", "content": content}).chat.messages
     assert message_key(again) == message_key(_normal(message))
@@ -198,9 +200,7 @@ def put_together(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {**message, **found[-2]["delta"], "usage": found[-2]["usage"]}
 
 
-@pytest.mark.parametrize(
-    "thinking", [None, THINKING, {"type": "adaptive", "display": "omitted"}], ids=["hidden", "shown", "omitted"]
-)
+@pytest.mark.parametrize("thinking", [None, THINKING, OMITTED], ids=["hidden", "shown", "omitted"])
 @given(REPLIES)
 @settings(max_examples=60, deadline=None)
 def test_a_stream_is_the_whole_reply_in_pieces(thinking, message) -> None:
@@ -224,6 +224,15 @@ def test_thinking_after_text_is_a_block_of_its_own() -> None:
     message = Message("assistant", "ac", reasoning="b")
     body = put_together(events(streamed(deltas, answer(message), thinking=THINKING)))
     assert [block["type"] for block in body["content"]] == ["text", "thinking", "text"]
+    [again] = parse({"role": "assistant", "content": body["content"]}).chat.messages
+    assert again == message
+
+
+def test_each_block_of_omitted_thinking_is_signed_for_its_own() -> None:
+    deltas = [ReasoningDelta("a"), ReasoningDelta(""), ReasoningDelta("b"), TextDelta("c"), ReasoningDelta("d")]
+    message = Message("assistant", "c", reasoning="abd")
+    body = put_together(events(streamed(deltas, answer(message), thinking=OMITTED)))
+    assert [block.get("thinking") for block in body["content"]] == ["", None, ""]
     [again] = parse({"role": "assistant", "content": body["content"]}).chat.messages
     assert again == message
 

@@ -79,6 +79,31 @@ def test_a_system_message_inside_the_conversation_keeps_its_place() -> None:
     ]
 
 
+def test_tools_that_come_and_go_in_a_conversation_are_said_and_offered() -> None:
+    """As the SDK's tool runner adds them, and as Claude Code loads those that it held back."""
+
+    def change(kind: str, tool: dict) -> dict:
+        return {"role": "system", "content": [{"type": kind, "tool": tool}]}
+
+    call = parse(
+        user("go"),
+        change("tool_addition", {"type": "tool_definition", "definition": {**BASH, "name": "late"}}),
+        change("tool_addition", {"type": "tool_reference", "name": "bash"}),
+        change("tool_removal", {"type": "tool_reference", "name": "late"}),
+        change("tool_addition", {"type": "tool_definition", "definition": {**BASH, "name": "late"}}),
+        user("on"),
+        tools=[BASH],
+    )
+    assert [tool.name for tool in call.chat.tools] == ["bash", "late"]
+    assert [message.content for message in call.chat.messages if message.role == "system"] == [
+        "The tool late can be called now.",
+        "The tool bash can be called now.",
+        "The tool late can't be called any more.",
+        "The tool late can be called now.",
+    ]
+    assert call.warnings == ()
+
+
 # ---- user content ----------------------------------------------------------------------------------------
 
 
@@ -151,11 +176,24 @@ def test_text_documents_are_read_and_what_can_not_be_read_is_said() -> None:
     [message] = call.chat.messages
     assert [part.text for part in message.content] == [
         "the words",
+        "Title: t\nSource: https://example.org\n",
         "found",
         "[document left out: only text and images can be read]",
     ]
     assert len(call.warnings) == 1
     assert "'document' in messages.0" in call.warnings[0]
+
+
+def test_what_a_document_says_of_itself_is_read_and_citations_are_no_reply() -> None:
+    source = {"type": "content", "content": [text("the words")]}
+    document = {"type": "document", "source": source, "title": "A", "context": "old", "citations": {"enabled": True}}
+    call = parse(user([document, {**document, "citations": {"enabled": False}}, {**document, "title": None}]))
+    [message] = call.chat.messages
+    assert [part.text for part in message.content] == [
+        *("Title: A\nContext: old\n", "the words") * 2,
+        *("Context: old\n", "the words"),
+    ]
+    assert call.warnings == ("citations were asked for and are not in the reply",)
 
 
 # ---- assistant content -----------------------------------------------------------------------------------
@@ -234,8 +272,9 @@ def test_tools_keep_their_schema_and_server_tools_are_dropped_by_name() -> None:
         Tool("bash", "Run a command.", BASH["input_schema"]),
         Tool("later", "Run a command.", BASH["input_schema"]),
     )
-    assert len(call.warnings) == 1
-    assert "web_search_20250305" in call.warnings[0]
+    one, two = call.warnings
+    assert "web_search_20250305" in one
+    assert "defer_loading" in two
 
 
 @pytest.mark.parametrize(
@@ -304,14 +343,62 @@ def test_a_sub_agent_says_so_in_a_header_or_in_the_billing_line() -> None:
     assert parse(user("cc_is_subagent=true;"), system="x").role_hint is None
 
 
-def test_unknown_fields_are_passed_over() -> None:
+def test_fields_that_change_no_reply_are_passed_over() -> None:
     fields = {
         "metadata": {"user_id": '{"session_id": "x"}'},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "service_tier": "auto",
-        "next_week": [1],
+        "speed": "fast",
+        "cache_control": {"type": "ephemeral"},
+        "container": None,
+        "next_week": [],
     }
     assert parse(**fields) == parse()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"container": "c"}, "container"),
+        ({"next_week": [1]}, "next_week"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "clear_tool_uses_20250919"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "budget_tokens"),
+        ({"output_config": {"task_budget": {"type": "tokens", "total": 9}}}, "task_budget"),
+        ({"output_config": {"effort": "heroic"}}, "'heroic'"),
+        ({"tools": [{**BASH, "input_examples": [{}]}]}, "input_examples"),
+        ({"tools": [{**BASH, "allowed_callers": ["code_execution_20250825"]}]}, "allowed_callers"),
+        ({"system": [text("s"), PNG]}, "'image' in system"),
+        ({"messages": [user("json"), assistant(text("{"))]}, "does not go on from it"),
+        (
+            {"messages": [user([{"type": "image", "source": {"type": "file", "file_id": "f"}}])]},
+            "an image in messages.0",
+        ),
+        ({"messages": [{"role": "system", "content": "s", "clear_at": "next_user_message"}, user("hi")]}, "clear_at"),
+        (
+            {"messages": [{"role": "system", "output_config": {"effort": "low"}}, user("hi")]},
+            "messages.0.output_config",
+        ),
+    ],
+)
+def test_what_a_reply_will_lack_is_named_once(fields, named) -> None:
+    [warning] = parse(**fields).warnings
+    assert named in warning
+
+
+@pytest.mark.parametrize(
+    ("fields", "args"),
+    [
+        ({"output_config": {"effort": "high"}}, {"reasoning_effort": "high"}),
+        ({"output_config": {"effort": "max"}}, {"reasoning_effort": "high"}),
+        (
+            {"output_config": {"effort": "low"}, "thinking": {"type": "disabled"}},
+            {"reasoning_effort": "low", "enable_thinking": False},
+        ),
+    ],
+)
+def test_an_effort_reaches_the_template(fields, args) -> None:
+    call = parse(**fields)
+    assert (call.chat.template_args, call.warnings) == (args, ())
 
 
 # ---- what makes no sense ---------------------------------------------------------------------------------
@@ -323,11 +410,20 @@ def test_unknown_fields_are_passed_over() -> None:
         ({"messages": []}, "at least one"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "$.messages[0].role"),
         ({"messages": [user(7)]}, "$.messages[0].content"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [user([{"type": "tool_addition", "tool": {"definition": 7}}])]}, "tool_addition"),
         ({"messages": [user([{"type": "tool_result"}])]}, "messages.0.content.0.tool_use_id"),
         ({"messages": [user("x"), assistant({"type": "tool_use", "id": "t"})]}, "messages.1.content.0.name"),
         ({"messages": [assistant({"type": "tool_use", "name": "t"})]}, "messages.0.content.0.id"),
         ({"tools": [{"input_schema": {}}]}, "tools.0.name"),
         ({"max_tokens": "many"}, "$.max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"thread": {"type": "continue", "previous_message_id": "msg_x"}}, "thread"),
+        ({"compaction": {"type": "summarize"}}, "compaction"),
+        ({"messages": [user([result({"type": "error"})])]}, "messages.0.content.0.content"),
+        ({"tools": [BASH], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"output_format": {"type": "json_schema"}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "grammar"}}}, "output_config.format"),
         ({"tool_choice": {"type": "maybe"}}, "$.tool_choice.type"),
     ],
 )
@@ -387,10 +483,14 @@ TYPES = st.sampled_from(
         "redacted_thinking",
         "document",
         "search_result",
+        "tool_addition",
+        "tool_removal",
         "other",
     ]
 )
-NAMES = st.sampled_from(["text", "source", "tool_use_id", "content", "id", "name", "input", "thinking", "is_error"])
+NAMES = st.sampled_from(
+    "text source tool_use_id content id name input thinking is_error signature title citations tool".split()  # noqa: SIM905
+)
 
 
 def blocks(inner: st.SearchStrategy) -> st.SearchStrategy:
@@ -403,7 +503,8 @@ MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "system"]), "content": st.text() | blocks(CONTENT)}
 )
 FIELDS = st.sampled_from(
-    ["system", "tools", "tool_choice", "thinking", "max_tokens", "stop_sequences", "output_config", "stream"]
+    """system tools tool_choice thinking max_tokens stop_sequences output_config stream context_management thread
+    container mcp_servers next_week""".split()  # noqa: SIM905
 )
 REQUEST = st.builds(
     lambda given, fields: {"model": "m", "messages": given, **fields},

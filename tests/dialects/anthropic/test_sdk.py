@@ -10,7 +10,7 @@ import anthropic
 import pytest
 
 from polar.contract.chat import Message, ToolCall
-from tests.dialects.anthropic.conftest import BASH, THINKING, client, user
+from tests.dialects.anthropic.conftest import BASH, OMITTED, THINKING, client, user
 from tests.gateway.conftest import World
 from tests.support.script import Step
 
@@ -118,6 +118,40 @@ async def test_the_client_that_is_not_asynchronous_sees_the_same(make_world) -> 
     for reply in await asyncio.to_thread(talk):
         text, call = reply.content
         assert (text.text, call.input, reply.stop_reason) == ("I will look.", {"command": "ls -la"}, "tool_use")
+
+
+@pytest.mark.parametrize("thinking", [None, THINKING, OMITTED], ids=["hidden", "shown", "omitted"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_the_sdks_tool_runner_is_one_chain_of_exact_prefixes(make_world, stream, thinking) -> None:
+    """It asks for a conversation that the server holds, and would then send no more than the results."""
+    world: World = await make_world([Step(text=f"{THOUGHT}{CALL}"), Step(text=CALL), Step(text=f"{THOUGHT}Done.")])
+
+    @anthropic.beta_async_tool
+    async def bash(command: str) -> str:
+        """Run a command.
+
+        Args:
+            command: what to run
+        """
+        return f"ran {command}"
+
+    options: Any = {} if thinking is None else {"thinking": thinking}
+    runner = client(world).beta.messages.tool_runner(
+        model="m", max_tokens=2048, messages=[user("go")], tools=[bash], stream=stream, **options
+    )
+    last = await runner.until_done()
+    assert last.content[-1].text == "Done."
+    one, two, three = await world.recorded(3)
+    assert [completion.parent_id for completion in (two, three)] == [one.completion_id, two.completion_id]
+    assert [(m.role, m.content) for m in three.messages] == [("tool", "ran ls -la")]
+
+
+async def test_a_conversation_that_the_server_holds_is_refused_and_not_begun_anew(make_world) -> None:
+    world: World = await make_world([])
+    held = client(world).beta.messages
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_x"}):
+        with pytest.raises(anthropic.BadRequestError, match="no conversation is held here"):
+            await held.create(model="m", max_tokens=9, messages=[user("hi")], thread=thread)
 
 
 async def test_the_beta_client_and_a_bearer_token_work_too(make_world) -> None:

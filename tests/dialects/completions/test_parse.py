@@ -47,6 +47,8 @@ def test_one_prompt_is_text_or_ids_in_any_of_the_forms(sent, meant) -> None:
         ({"n": 2}, "'n'"),
         ({"best_of": 3}, "best_of"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
     ],
     ids=str,
 )
@@ -61,6 +63,12 @@ def test_the_limit_is_the_apis_own_where_none_is_given() -> None:
     assert chat().sampling.max_tokens == 16
     assert chat(max_tokens=None).sampling.max_tokens == 16
     assert chat(max_tokens=99).sampling.max_tokens == 99
+
+
+def test_what_is_not_heeded_is_named_in_one_warning() -> None:
+    assert parse(user="u", n=1, best_of=1, stream_options={"include_usage": True}, logprobs=1).warnings == ()
+    assert [warning.split()[0] for warning in parse(logprobs=5).warnings] == ["logprobs"]
+    assert [warning.split()[0] for warning in parse(min_tokens=3).warnings] == ["min_tokens"]
 
 
 def test_settings_reach_the_sampler() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from polar.contract.chat import Image, Message, Sampling, Text, Tool, ToolCall
 from polar.dialects.base import Call, CallError
 from polar.dialects.gemini import Gemini
-from polar.dialects.gemini_content import signature
+from polar.dialects.signatures import signature
 from tests.dialects.gemini.conftest import BASH, STREAM, model, parse, user
 
 PNG = "iVBORw0KGgo="
@@ -234,7 +234,6 @@ def test_a_json_schema_stays_as_it_is_and_tools_of_the_vendor_are_dropped_aloud(
         ({"mode": "AUTO"}, "auto"),
         ({"mode": "any"}, "required"),
         ({"mode": "NONE"}, "none"),
-        ({"mode": "VALIDATED"}, "auto"),
         ({"mode": "ANY", "allowedFunctionNames": ["bash"]}, "bash"),
         ({"mode": "ANY", "allowedFunctionNames": ["bash", "read"]}, "required"),
         ({}, None),
@@ -244,6 +243,21 @@ def test_a_calling_mode_is_a_tool_choice(config: Any, choice: str | None) -> Non
     tools = [{"functionDeclarations": [BASH, {"name": "read"}]}]
     assert parse(tools=tools, toolConfig={"functionCallingConfig": config}).chat.tool_choice == choice
     assert parse(toolConfig={"functionCallingConfig": config}).chat.tool_choice is None
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"mode": "VALIDATED"}, "VALIDATED"),
+        ({"mode": "AUTO", "allowedFunctionNames": ["bash"]}, "allowedFunctionNames"),
+        ({"mode": "ANY", "allowedFunctionNames": ["bash", "read"]}, "allowedFunctionNames"),
+    ],
+)
+def test_a_calling_mode_that_is_not_wholly_kept_is_said(config: Any, named: str) -> None:
+    tools = [{"functionDeclarations": [BASH, {"name": "read"}]}]
+    parsed = parse(tools=tools, toolConfig={"functionCallingConfig": config})
+    assert parsed.chat.tool_choice == ("required" if config["mode"] == "ANY" else "auto")
+    assert [named in warning for warning in parsed.warnings] == [True]
 
 
 # ---- settings --------------------------------------------------------------------------------------------
@@ -273,6 +287,8 @@ def test_settings_are_sampling() -> None:
         ({}, None),
         ({"responseMimeType": "application/json", "responseSchema": {"type": "OBJECT"}}, {"type": "object"}),
         ({"responseMimeType": "application/json", "responseJsonSchema": {"type": "object"}}, {"type": "object"}),
+        # As Gemini CLI's router writes it.
+        ({"responseMimeType": "application/json", "responseJsonSchema": {"type": "OBJECT"}}, {"type": "object"}),
     ],
 )
 def test_a_mime_type_and_a_schema_are_a_response_format(generation: Any, wanted: Any) -> None:
@@ -287,10 +303,14 @@ def test_a_mime_type_and_a_schema_are_a_response_format(generation: Any, wanted:
         ({"thinkingBudget": 0}, {"enable_thinking": False}),
         ({"thinkingBudget": -1}, {"enable_thinking": True}),
         ({"includeThoughts": True}, {}),
+        ({"thinkingLevel": "HIGH"}, {"reasoning_effort": "high"}),
+        ({"thinkingLevel": "minimal"}, {"reasoning_effort": "low"}),
+        ({"thinkingLevel": "THINKING_LEVEL_UNSPECIFIED"}, {}),
     ],
 )
-def test_a_thinking_budget_switches_thinking(thinking: Any, args: Any) -> None:
-    assert parse(generationConfig={"thinkingConfig": thinking}).chat.template_args == args
+def test_a_thinking_budget_switches_thinking_and_a_level_is_an_effort(thinking: Any, args: Any) -> None:
+    parsed = parse(generationConfig={"thinkingConfig": thinking})
+    assert (parsed.chat.template_args, parsed.warnings) == (args, ())
 
 
 def test_what_cant_be_honoured_is_a_warning() -> None:
@@ -301,6 +321,36 @@ def test_what_cant_be_honoured_is_a_warning() -> None:
     }
     parsed = parse(generationConfig=generation, safetySettings=[{"category": "X"}], labels={"a_b": "c"})
     assert len(parsed.warnings) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"nextWeek": 1}, "nextWeek"),
+        ({"generation_config": {"media_resolution": "LOW"}}, "generationConfig.mediaResolution"),
+        ({"generationConfig": {"speechConfig": {"languageCode": "de"}}}, "generationConfig.speechConfig"),
+        ({"generationConfig": {"thinkingConfig": {"thinkingBudget": 512}}}, "thinkingBudget"),
+        ({"generationConfig": {"thinkingConfig": {"thinkingLevel": "HEROIC"}}}, "'heroic'"),
+        ({"generationConfig": {"thinkingConfig": {"nextWeek": 1}}}, "thinkingConfig.nextWeek"),
+        ({"toolConfig": {"retrievalConfig": {"languageCode": "de"}}}, "toolConfig.retrievalConfig"),
+        (
+            {"toolConfig": {"functionCallingConfig": {"streamFunctionCallArguments": True}}},
+            "functionCallingConfig.streamFunctionCallArguments",
+        ),
+        ({"tools": [{"functionDeclarations": [{"name": "f", "behavior": "NON_BLOCKING"}]}]}, "behavior"),
+        ({"contents": [user("hi"), {"parts": [{"toolCall": {"id": "x"}}]}]}, "toolCall"),
+        ({"contents": [user("hi"), {"parts": [{"videoMetadata": {"fps": 1}}]}]}, "no known kind"),
+        ({"contents": [user("json"), model("{")]}, "does not go on from it"),
+    ],
+)
+def test_what_a_reply_will_lack_is_named_once(fields: Any, named: str) -> None:
+    [warning] = parse(**fields).warnings
+    assert named in warning
+
+
+def test_fields_that_change_no_reply_are_passed_over() -> None:
+    fields = {"safetySettings": [{"category": "X"}], "labels": {"a": "b"}, "store": True, "serviceTier": "flex"}
+    assert parse(**fields, cachedContent=None, nextWeek=[]) == parse()
 
 
 def test_snake_case_is_the_same_request() -> None:
@@ -354,6 +404,8 @@ def test_a_count_may_wrap_its_request() -> None:
         (b'{"contents": [{"role": "model", "parts": [{"functionResponse": {}}]}]}', "functionResponse"),
         (b'{"contents": [{"parts": [{"inlineData": {"mimeType": "text/plain", "data": "!"}}]}]}', "inlineData.data"),
         (b'{"contents": [{}], "generationConfig": {"candidateCount": 2}}', "candidateCount"),
+        (b'{"contents": [{}], "generationConfig": {"maxOutputTokens": 0}}', "maxOutputTokens"),
+        (b'{"contents": [{"role": "system"}]}', "contents"),
         (b'{"contents": [{}], "generationConfig": {"topK": 1.5}}', "topK"),
         (b'{"contents": [{}], "generationConfig": {"seed": 1e300}}', "seed"),
         (b'{"contents": [{}], "cachedContent": "x"}', "cachedContent"),
@@ -379,7 +431,8 @@ KEYS = st.sampled_from(
     """contents parts role text thought thoughtSignature inlineData data mimeType fileData fileUri functionCall name
     id args functionResponse response systemInstruction tools functionDeclarations parameters parametersJsonSchema
     type properties items anyOf nullable toolConfig functionCallingConfig mode allowedFunctionNames generationConfig
-    temperature topK seed candidateCount stopSequences responseMimeType responseSchema thinkingConfig
+    temperature topK seed candidateCount stopSequences responseMimeType responseSchema thinkingConfig thinkingLevel
+    toolCall nextWeek
     generation_config function_call __unparsedToolInput raw generateContentRequest""".split()  # noqa: SIM905
 )
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -391,7 +444,9 @@ ANY = st.recursive(
 )
 PARTS = st.lists(st.dictionaries(KEYS, ANY, max_size=3), max_size=3)
 CONTENTS = st.lists(
-    st.fixed_dictionaries({"parts": PARTS}, optional={"role": st.sampled_from(["user", "model", "function"])}),
+    st.fixed_dictionaries(
+        {"parts": PARTS}, optional={"role": st.sampled_from(["user", "model", "function", "system"])}
+    ),
     min_size=1,
     max_size=3,
 )

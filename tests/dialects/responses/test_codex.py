@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import openai
 import pytest
 
 from tests.dialects.responses.conftest import AGENTS, BASH, PATCH, user
@@ -101,6 +102,25 @@ async def test_thinking_that_came_back_sealed_is_in_the_next_conversation(make_w
     await turn(world, [*LEAD, *reply, *outputs(reply)])
     _, two = await world.completions()
     assert "Let me think." in (world.session.graph.conversation(two)[4].reasoning or "")
+
+
+async def test_a_stream_that_broke_costs_one_branch_and_not_every_turn_after_it(make_world) -> None:
+    """Codex keeps the items that had ended, asks again, and sends them with every call from then on."""
+    broken = Step(text=THOUGHT + "I will look. " * 9, cut_after=30)
+    steps = iter([broken, STEPS[0], Step(text="Done.")])
+    world: World = await make_world(lambda _: next(steps))
+    kept: list[dict[str, Any]] = []
+    with pytest.raises(openai.APIConnectionError):
+        async for event in await world.client().responses.create(**request(LEAD)):
+            kept += [event.item.to_dict()] if event.type == "response.output_item.done" else []
+    assert [item["type"] for item in kept] == ["reasoning"]
+    items = [*LEAD, *map(as_codex_keeps, kept)]
+    for _ in range(2):
+        reply = await turn(world, items)
+        items += reply + outputs(reply)
+    _, two, three = await world.completions()
+    assert (three.parent_id, three.split, three.shared) == (two.completion_id, None, two.total_len)
+    assert [m.reasoning for m in world.session.graph.conversation(three) if m.reasoning] == ["Let me think."] * 2
 
 
 async def test_side_calls_and_sub_agents_are_known_by_their_headers(make_world) -> None:

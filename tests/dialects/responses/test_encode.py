@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -15,7 +16,7 @@ from polar.capture.match import message_key, reasoning_agrees
 from polar.contract.chat import Delta, Message, ReasoningDelta, TextDelta, ToolCall, ToolCallDelta
 from polar.dialects.base import Answer, CallError
 from polar.dialects.openai_responses import OpenAIResponses
-from tests.dialects.responses.conftest import AGENTS, BASH, PATCH, answer, encoded, parse, user
+from tests.dialects.responses.conftest import AGENTS, BASH, PATCH, USAGE, answer, encoded, parse, user
 
 TOOLS = [BASH, AGENTS, PATCH]
 FULL = Message(
@@ -207,3 +208,32 @@ def test_a_reply_sent_back_is_the_message_that_was_sampled(message, size) -> Non
     assert [call.id for call in back[0].tool_calls] == [call.id for call in message.tool_calls]
     assert reasoning_agrees(message.reasoning, back[0].reasoning)
     assert back[0].reasoning == message.reasoning
+
+
+def as_kept(item: dict[str, Any], draw: st.DataObject) -> dict[str, Any]:
+    """An item as one harness or another sends it back."""
+    gone = draw.draw(st.sets(st.sampled_from(["status", "summary"])))
+    if item["type"] == "reasoning":
+        gone |= draw.draw(st.sampled_from([set(), {"content"}, {"encrypted_content"}]))
+    return {name: value for name, value in item.items() if name not in gone}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(MESSAGES, min_size=1, max_size=3), st.booleans(), st.data())
+def test_replies_stay_apart_and_whole_whatever_stands_between_their_items(replies, one_by_one, data) -> None:
+    """Replies may follow one another (a stream broke, and its items were kept), and each result its own call."""
+    items = [user("go")]
+    for at, message in enumerate(replies):
+        calls = [ToolCall(f"{at}_{call.id}", call.name, call.arguments) for call in message.tool_calls]
+        reply = Answer(f"{at:02x}", 1.5, "m", replace(message, tool_calls=tuple(calls)), "stop", None, USAGE)
+        told = [as_kept(item, data) for item in encoded(reply, tools=TOOLS)["output"]]
+        results = {item["call_id"]: f"{item['type']}_output" for item in told if "call_id" in item}
+        outputs = {name: {"type": kind, "call_id": name, "output": "ok"} for name, kind in results.items()}
+        if one_by_one:
+            pairs = [[item, *([outputs[item["call_id"]]] if "call_id" in item else [])] for item in told]
+            items += [item for pair in pairs for item in pair]
+        else:
+            items += [*told, *outputs.values()]
+    found = [message for message in parse(*items, tools=TOOLS).chat.messages if message.role == "assistant"]
+    assert [message_key(message) for message in found] == [message_key(message) for message in replies]
+    assert [message.reasoning for message in found] == [message.reasoning for message in replies]

@@ -79,6 +79,49 @@ def test_foreign_reasoning_is_dropped_with_a_word_and_leaves_no_empty_message(fo
     assert any("reasoning" in warning for warning in parsed.warnings)
 
 
+def told(reply: str, *items: dict) -> list[dict]:
+    """Items with the ids that a reply gave them."""
+    prefixes = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
+    return [{**item, "id": f"{prefixes[item['type']]}_{reply}_{at}"} for at, item in enumerate(items)]
+
+
+def test_what_codex_keeps_of_a_stream_that_broke_is_no_part_of_the_reply_after_it() -> None:
+    broken = told("0a", reasoning("one"), said("I look."))
+    after = told("0b", reasoning("two"), said("Now."), call("a"))
+    messages = parse(user("go"), *broken, *after, result("a", "x")).chat.messages
+    assert [(m.reasoning, m.content, len(m.tool_calls)) for m in messages[1:3]] == [
+        ("one", "I look.", 0),
+        ("two", "Now.", 1),
+    ]
+
+
+def test_calls_of_one_reply_with_their_results_between_them_are_one_message() -> None:
+    """As programs of the SDK write history that take one call after the other."""
+    seen = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
+    thought, *calls = told("0a", reasoning("one"), call("a"), call("b"))
+    [third] = told("0b", call("c"))
+    results = [result("a", [seen]), result("b", "y"), result("c", "z")]
+    items = [thought, calls[0], results[0], calls[1], results[1], third, results[2]]
+    messages = parse(user("go"), *items).chat.messages
+    assert messages == parse(user("go"), thought, *calls, *results[:2], third, results[2]).chat.messages
+    assert [(m.role, [c.id for c in m.tool_calls]) for m in messages[1:]] == [
+        ("assistant", ["a", "b"]),
+        ("tool", []),
+        ("tool", []),
+        ("user", []),
+        ("assistant", ["c"]),
+        ("tool", []),
+    ]
+
+
+def test_thinking_between_texts_and_calls_of_one_reply_is_one_message() -> None:
+    items = told("0a", reasoning("one"), said("I look."), reasoning("two"), call("a"))
+    messages = parse(user("go"), *items, result("a", "x")).chat.messages
+    assert messages[1] == Message(
+        "assistant", "I look.", reasoning="onetwo", tool_calls=(ToolCall("a", "bash", "{}"),)
+    )
+
+
 def test_reasoning_in_the_open_is_taken_where_none_is_sealed() -> None:
     item = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
     assert parse(user("one"), item, said("ok")).chat.messages[1].reasoning == "hm"
@@ -153,6 +196,7 @@ def test_what_no_model_can_use_is_dropped_and_named() -> None:
         ({"type": "function", "name": "bash"}, "bash"),
         ({"type": "function", "namespace": "agents", "name": "spawn"}, "agents__spawn"),
         ({"type": "allowed_tools", "mode": "required", "tools": []}, "required"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": []}, "auto"),
         ({"type": "web_search_preview"}, None),
     ],
 )
@@ -206,7 +250,14 @@ def test_what_the_harness_says_of_a_call(headers, role) -> None:
             {"model": "m", "input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
             "input_file",
         ),
+        (
+            {"model": "m", "input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+            "image_url",
+        ),
         ({"model": "m", "input": [{"type": "item_reference", "id": "msg_1"}]}, "stored item"),
+        ({"model": "m", "input": [{"type": "compaction", "encrypted_content": "gAAA"}]}, "only its vendor can read"),
+        ({"model": "m", "input": "x", "tools": [BASH], "tool_choice": "any"}, "'any'"),
+        ({"model": "m", "input": "x", "max_output_tokens": 0}, "'max_output_tokens'"),
         ({"model": "m", "input": "x", "tools": [{"type": "function"}]}, "tools[0]"),
         ({"model": "m", "input": "x", "conversation": "conv_1"}, "'conversation'"),
         ({"model": "m", "input": "x", "background": True}, "'background'"),
@@ -218,6 +269,32 @@ def test_what_makes_no_sense_or_would_lose_context_is_an_error_that_names_it(bod
         OpenAIResponses().parse(json.dumps(body).encode(), {}, {})
     assert caught.value.kind == "bad_request"
     assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tools": [BASH], "parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"input": [user("hi"), said("Well")]}, "last message"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"reasoning": {"effort": "enormous"}}, "reasoning.effort"),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, "logprobs"),
+        ({"tools": [BASH, {"type": "web_search"}, {"type": "mcp"}]}, "'web_search', 'mcp'"),
+    ],
+    ids=str,
+)
+def test_what_can_not_be_honoured_is_named_in_one_warning(fields, named) -> None:
+    [warning] = parse(**fields).warnings
+    assert named in warning
+
+
+def test_what_changes_no_reply_is_no_warning() -> None:
+    quiet = {"store": False, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k", "user": "u"}
+    quiet |= {"reasoning": {"effort": "high", "summary": "auto"}, "truncation": "disabled", "background": False}
+    quiet |= {"client_metadata": {"a": "b"}, "stream_options": {"include_obfuscation": False}, "max_tool_calls": 3}
+    assert parse(**quiet).warnings == ()
 
 
 KEYS = st.sampled_from(

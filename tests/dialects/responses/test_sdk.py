@@ -9,6 +9,7 @@ import aiohttp
 import openai
 import pytest
 
+from polar.gateway.session import LiveSession
 from tests.dialects.responses.conftest import AGENTS, BASH, user
 from tests.gateway.conftest import World
 from tests.support.script import Step
@@ -106,6 +107,44 @@ async def test_an_unknown_previous_response_is_refused_as_the_vendor_does(make_w
     assert caught.value.param == "previous_response_id"
     assert "resp_no" in str(caught.value)
     assert await world.completions() == []
+
+
+async def test_a_response_goes_on_whether_it_was_to_be_stored_or_not_but_in_its_own_session_only(make_world) -> None:
+    world: World = await make_world(lambda _: Step(text="Fine."))
+    client = world.client()
+    first = await client.responses.create(model="m", input="one", store=False)
+    second = await client.responses.create(model="m", input="two", previous_response_id=first.id)
+    one, two = await world.completions()
+    assert (first.store, second.store, two.parent_id, two.split) == (False, True, one.completion_id, None)
+    other = LiveSession(session_id="other")
+    world.node.gateway.open(other)
+    with pytest.raises(openai.BadRequestError, match="not found"):
+        await world.client(api_key=other.key).responses.create(model="m", input="x", previous_response_id=first.id)
+
+
+async def test_what_the_sdk_gave_is_sent_back_as_it_is_and_the_chain_holds(make_world) -> None:
+    """As programs of the SDK do: the output items themselves go into the next input, or what they dump to."""
+    world: World = await make_world(lambda c: Step(text="Done." if c.turn else f"{THOUGHT}Look.\n{CALL}\n{SPAWN}"))
+    client = world.client()
+    for keep in (lambda item: item, lambda item: item.model_dump(), lambda item: item.model_dump(exclude_unset=True)):
+        history: list[Any] = [user(f"list the files {len(await world.completions())}")]
+        for _ in range(2):
+            reply = await client.responses.create(model="m", input=history, tools=[BASH, AGENTS])
+            calls = [item for item in reply.output if item.type == "function_call"]
+            history += [keep(item) for item in reply.output]
+            history += [{"type": "function_call_output", "call_id": c.call_id, "output": "ok"} for c in calls]
+        *_, one, two = await world.completions()
+        assert (two.parent_id, two.split, two.shared) == (one.completion_id, None, one.total_len)
+
+
+async def test_what_is_not_kept_here_is_a_404_in_the_vendors_shape(make_world) -> None:
+    world: World = await make_world(lambda _: Step(text="Fine."))
+    client = world.client()
+    reply = await client.responses.create(model="m", input="one")
+    for ask in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError) as caught:
+            await ask(reply.id)
+        assert caught.value.code == "not_found"
 
 
 async def test_input_tokens_are_those_of_the_real_prompt_and_nothing_is_recorded(make_world) -> None:

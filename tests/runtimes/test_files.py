@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -155,6 +156,33 @@ async def test_a_workspace_that_somebody_goes_on_writing_in_can_not_be_replaced(
         async with asyncio.timeout(30):
             while True:  # once is a matter of luck
                 await box.runtime.copy_workspace(fresh.runtime)
+
+
+@pytest.mark.parametrize("call", ["rmdir", "link"])
+def test_a_link_that_is_put_in_the_way_of_a_copy_leads_nowhere(call, tmp_path, monkeypatch):
+    """By what runs where the copy goes, just before the step that would follow it."""
+    host, source, target = tmp_path / "host", tmp_path / "source", tmp_path / "target"
+    for folder in (host, source / "a", source / "b", target / "full"):
+        folder.mkdir(parents=True)
+    (host / "key").write_text("secret")
+    host.chmod(0o500)
+    (source / "a" / "key").write_text("own")
+    (source / "b" / "key").hardlink_to(source / "a" / "key")
+    (target / "full" / "key").touch()
+    step, swapped = getattr(os, call), []
+
+    def swap_and_step(*args, **options):
+        for folder in [each for each in target.iterdir() if not each.is_symlink()]:
+            folder.rename(tmp_path / f"{folder.name}-swapped")
+            folder.symlink_to(host)
+            swapped.append(folder.name)
+        return step(*args, **options)
+
+    monkeypatch.setattr(os, call, swap_and_step)
+    with contextlib.suppress(tree.TreeError):
+        tree.replace(source, target)
+    assert swapped
+    assert (host.stat().st_mode & 0o777, (host / "key").stat().st_nlink) == (0o500, 1)
 
 
 async def test_a_copy_that_is_cut_off_leaves_nothing_behind(make_any, walls, tmp_path, monkeypatch):

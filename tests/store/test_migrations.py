@@ -11,7 +11,7 @@ from polar.contract.completion import Completion
 from polar.contract.result import SessionResult
 from polar.store import SQLiteStore
 from polar.store.codec import dumps, encode_completion, encode_result
-from polar.store.migrations import APPLICATION_ID
+from polar.store.migrations import APPLICATION_ID, STEPS, migrate
 from tests.store import making
 
 VERSION_1 = """
@@ -79,3 +79,20 @@ async def test_a_database_of_version_1_is_taken_over_with_all_that_is_in_it(tmp_
     await store.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "polar.db")) as db:
         assert db.execute("SELECT count(*) FROM contents").fetchone() == (0,)
+
+
+async def test_a_database_of_version_3_learns_what_nodes_have_to_forget(tmp_path: Path) -> None:
+    path = tmp_path / "polar.db"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        migrate(db, path, STEPS[:3])
+        db.execute(
+            "INSERT INTO sessions (session_id, task_id, sample_index, attempt, state, body, updated_at) "
+            "VALUES ('s', 's', 0, 1, 'COMPLETED', ?, 0)",
+            (dumps(making.session(task_id="s", state="COMPLETED")),),
+        )
+    store = SQLiteStore(path)
+    await store.open()
+    assert [s.session_id for s in await store.sessions()] == ["s"]
+    await store.forget_there_later("s", "n")
+    assert (await store.sessions(), await store.to_forget()) == ([], [("s", "n")])
+    await store.close()

@@ -91,6 +91,21 @@ async def test_a_database_of_a_newer_polar_is_refused(postgres_url: str, postgre
     await _refused(postgres_url, "has version 1 .* needs version", read_only=True)
 
 
+async def test_a_database_of_version_3_is_taken_over(postgres_url: str, postgres_server: Server) -> None:
+    store = open_store(postgres_url)
+    await store.open()
+    await store.put_session(making.session())
+    await store.close()
+    postgres_server.execute("DROP TABLE polar.forgotten", "UPDATE polar.version SET version = 3")
+    await _refused(postgres_url, "has version 3 .* needs version", read_only=True)
+    store = open_store(postgres_url)
+    await store.open()
+    assert await store.sessions() == [making.session()]
+    await store.forget_there_later("s", "n")
+    assert (await store.sessions(), await store.to_forget()) == ([], [("s", "n")])
+    await store.close()
+
+
 async def test_the_schema_of_another_program_is_left_alone(postgres_url: str, postgres_server: Server) -> None:
     postgres_server.execute("CREATE SCHEMA polar", "CREATE TABLE polar.tasks (theirs int)")
     await _refused(postgres_url, "no Polar store")

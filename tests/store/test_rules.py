@@ -54,6 +54,17 @@ async def test_two_calls_can_not_take_one_place(store: Store) -> None:
         await store.put_completion(making.completion(seq=3, completion_id="late"))
 
 
+async def test_a_completion_that_builds_on_what_its_attempt_does_not_have_is_refused(store: Store) -> None:
+    for name in ("s", "other"):
+        await store.put_session(making.session(name))
+        await store.put_completion(making.completion(name))
+    for base in ("nowhere", "other-0"):
+        with pytest.raises(StoreConflict, match=f"completion s-1 builds on {base}, which is not stored"):
+            await store.put_completion(making.completion(seq=1, base_id=base))
+    await store.put_completion(making.completion(seq=1, base_id="s-0"))
+    assert [each.base_id for each in await store.completions("s")] == [None, "s-0"]
+
+
 async def test_a_completion_of_an_unknown_session_is_refused(store: Store) -> None:
     with pytest.raises(StoreConflict, match="session s is not stored"):
         await store.put_completion(making.completion())

@@ -90,8 +90,8 @@ def _not_a_program(name: str) -> tuple[int, str] | None:
     except OSError:
         return None  # it may be run and not be read
     if begin.startswith(b"#!"):
-        words = begin[2:].partition(b"\n")[0].lstrip().split(b" ")
-        interpreter = os.fsdecode(words[0])
+        line = begin[2:].partition(b"\n")[0].strip(b" \t")
+        interpreter = os.fsdecode(line.replace(b"\t", b" ").partition(b" ")[0])
         return None if os.path.exists(interpreter) else (126, f"its interpreter {interpreter!r} is not there")
     return None if b"\0" in begin else (126, "it is a script without a #! line: put its interpreter before it")
 

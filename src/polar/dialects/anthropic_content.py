@@ -74,11 +74,11 @@ def to_messages(message: InMessage, where: str, warnings: list[str]) -> list[Mes
     Raises:
         CallError: ``bad_request``, with the field at fault.
     """
-    warnings += _unheeded(message, where)
-    if message.content is None:
-        if message.role != "system" or not message.output_config:
-            raise CallError("bad_request", f"{where}.content: Field required")
+    warnings += [line for line in _unheeded(message) if line not in warnings]
+    if not message.content and message.role == "system" and message.output_config:
         return []
+    if message.content is None:
+        raise CallError("bad_request", f"{where}.content: Field required")
     if isinstance(message.content, str):
         return [Message(message.role, message.content)]
     if message.role == "assistant":
@@ -95,12 +95,13 @@ def added_tools(messages: list[InMessage]) -> list[Any]:
     return [tool["definition"] for tool in added if tool.get("definition")]
 
 
-def _unheeded(message: InMessage, where: str) -> list[str]:
+def _unheeded(message: InMessage) -> list[str]:
+    """Without its place: such messages stand all over a conversation."""
     lines = []
     if message.clear_at == "next_user_message":
-        lines.append(f"{where}.clear_at was passed over: what was said stays in front of the model")
+        lines.append("clear_at of a message was passed over: what was said stays in front of the model")
     if message.output_config:
-        lines.append(f"{where}.output_config was passed over: it is read at the top level only")
+        lines.append("output_config of a message was passed over: it is read at the top level only")
     return lines
 
 

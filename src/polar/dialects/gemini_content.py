@@ -336,6 +336,8 @@ def camel(value: Any) -> Any:
     for key, item in value.items():
         name = _camel_key(key)
         item = item if name in _OPAQUE else camel(item)
+        if name == "parts" and isinstance(item, list):
+            item = [part for part in item if part != {}]  # an empty text, as the vendor's Go SDK writes it
         out[name] = [item] if name in _LISTS and isinstance(item, dict | str) else item
     return out
 

@@ -17,8 +17,8 @@ import orjson
 STANDARD_BASE64 = str.maketrans("-_", "+/")
 """From the URL-safe alphabet, which Google's Python SDK writes."""
 _MARK = b"\x0apolar"
-_LIMIT = 64 * 1024 * 1024
-"""Bytes of a signature's content: more would be a bomb, not a thought."""
+_MOST = 16
+"""How many times as long as a signature its content may be: a small body must not become gigabytes."""
 
 
 class Signed(NamedTuple):
@@ -30,7 +30,11 @@ class Signed(NamedTuple):
 
 def signature(call_id: str | None, reasoning: str | None) -> str:
     """A signature in base64, never empty."""
-    return base64.b64encode(_MARK + zlib.compress(orjson.dumps([call_id, reasoning or None]))).decode()
+    content = orjson.dumps([call_id, reasoning or None])
+    packed = zlib.compress(content)
+    if len(content) > _MOST * len(packed):  # a thought that went in circles
+        packed = zlib.compress(content, level=0)
+    return base64.b64encode(_MARK + packed).decode()
 
 
 def read_signature(text: str | None) -> Signed:
@@ -42,7 +46,7 @@ def read_signature(text: str | None) -> Signed:
         if not data.startswith(_MARK):
             return Signed()
         inflate = zlib.decompressobj()
-        content = inflate.decompress(data[len(_MARK) :], _LIMIT)
+        content = inflate.decompress(data[len(_MARK) :], _MOST * len(data))
         if not inflate.eof:
             return Signed()
         return Signed(*msgspec.json.decode(content, type=tuple[str | None, str | None]))

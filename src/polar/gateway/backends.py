@@ -17,7 +17,7 @@ import msgspec
 from polar.capture.graph import Attachment
 from polar.capture.verify import doubt_end
 from polar.contract.arrays import NO_IDS, Ids
-from polar.contract.chat import Chat, Delta, FinishReason, Message, Usage
+from polar.contract.chat import Chat, Delta, FinishReason, Message, Text, Usage
 from polar.contract.completion import Mode, WeightSpan
 from polar.dialects.base import CallError
 from polar.engines.base import (
@@ -312,8 +312,13 @@ class ChatBackend:
 
 
 def _text_size(chat: Chat) -> int:
-    """Characters of the conversation, roughly."""
-    return sum(len(message.content) for message in chat.messages)
+    """Characters of the prompt, roughly: tools, calls and the markup of each message are a part of it, too."""
+    size = len(msgspec.json.encode(chat.tools)) + 32 * len(chat.messages)
+    for message in chat.messages:
+        content = message.content if isinstance(message.content, tuple) else (Text(message.content),)
+        size += sum(len(part.text) for part in content if isinstance(part, Text))
+        size += sum(len(call.arguments) for call in message.tool_calls)
+    return size
 
 
 def fit(chat: Chat, prompt_tokens: int, info: EngineInfo) -> Chat:

@@ -122,9 +122,9 @@ class SessionEvaluation:
         """End and remove every sandbox that was made here; nothing more is written to their logs. Safe to call
         twice, and at any time."""
         self.cancel()
-        warming, self._warming = self._warming, None
-        if warming is not None:
-            await asyncio.wait({warming})
+        if self._warming is not None:
+            await asyncio.wait({self._warming})
+            self._warming = None
         made, self._made = self._made, []
         for runtime in made:
             try:

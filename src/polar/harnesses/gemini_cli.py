@@ -74,7 +74,7 @@ def _telling(run: str, agent: AgentSpec) -> str:
     if not agent.mcp_servers:
         return run
     log = "GEMINI_DEBUG_LOG_FILE"
-    return f'export {log}="$HOME/.polar/gemini.log"; {run}; code=$?; grep -aE "{FAILED}" "${log}" >&2; exit $code'
+    return f'export {log}="$HOME/.polar/gemini.log"; {run}; code=$?; grep -saE "{FAILED}" "${log}" >&2; exit $code'
 
 
 def _settings(endpoint: Endpoint) -> dict[str, Any]:

@@ -45,8 +45,8 @@ def judge_servers(name: str, result: ExecResult, lost: Collection[str]) -> str |
 def not_connected(stdout: Path) -> set[str]:
     """The servers that a first event of type ``system`` says are not there, as Claude Code and Qwen Code write it."""
     begun = [event for event in _first_events(stdout, "system") if event.get("subtype") == "init"]
-    servers = [server for event in begun for server in event.get("mcp_servers", ())]
-    return {server["name"] for server in servers if server.get("status") not in UNDER_WAY}
+    servers = [server for event in begun for server in event.get("mcp_servers") or ()]
+    return {server.get("name") for server in servers if server.get("status") not in UNDER_WAY}
 
 
 def named_in_stderr(result: ExecResult, pattern: str) -> set[str]:

@@ -82,7 +82,8 @@ class ResultsAPI:
             raise Refused(422, "cursor must be that of a result")
         if ack.cursor and not await self._ledger.results_after(ack.cursor - 1, 1):
             # Else results that are still to come would count as dealt with.
-            raise Refused(422, f"there is no result {ack.cursor} yet: acknowledge the cursor of one you have")
+            why = "it has not come yet, or retention has removed it and all after it, and then nothing is left to do"
+            raise Refused(422, f"there is no result {ack.cursor}: {why}")
         await self._ledger.acknowledge(ack.consumer, ack.cursor)
         return reply({"consumer": ack.consumer, "cursor": await self._ledger.acknowledged(ack.consumer)})
 

@@ -1,7 +1,8 @@
 """File work in folders that an agent has written, done from outside without being fooled.
 
 Nothing here follows a symbolic link, opens a device, a socket or a pipe, or depends on how deep, how wide or
-how unreadable a tree was made. Every step goes from an open folder to a name in it.
+how unreadable a tree was made. Every step goes from an open folder to a name in it, as somebody inside may be
+putting links in the way meanwhile.
 """
 
 from __future__ import annotations
@@ -30,12 +31,7 @@ def _opened(name: str, flags: int, at: int | None = None) -> Iterator[int]:
     try:
         fd = os.open(name, flags, dir_fd=at)
     except PermissionError:
-        handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-        try:
-            mode = os.fstat(handle).st_mode
-            os.chmod(f"/proc/self/fd/{handle}", stat.S_IMODE(mode) | (0o700 if stat.S_ISDIR(mode) else 0o400))
-        finally:
-            os.close(handle)
+        _give_back(name, at)
         fd = os.open(name, flags, dir_fd=at)
     try:
         yield fd
@@ -43,10 +39,22 @@ def _opened(name: str, flags: int, at: int | None = None) -> Iterator[int]:
         os.close(fd)
 
 
+def _give_back(name: str, at: int | None) -> None:
+    """Let its owner read it, and a folder also be changed."""
+    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISLNK(mode):
+            os.chmod(f"/proc/self/fd/{handle}", stat.S_IMODE(mode) | (0o700 if stat.S_ISDIR(mode) else 0o400))
+    finally:
+        os.close(handle)
+
+
 @contextlib.contextmanager
-def _folder_of(root: Path, parts: Sequence[str], *, make: bool) -> Iterator[int]:
+def _folder_of(root: Path | int, parts: Sequence[str], *, make: bool) -> Iterator[int]:
+    """A folder under ``root``, which may be open already. No link is followed on the way."""
     with contextlib.ExitStack() as stack:
-        fd = stack.enter_context(_opened(str(root), FOLDER))
+        fd = root if isinstance(root, int) else stack.enter_context(_opened(str(root), FOLDER))
         for part in parts:
             if make:
                 with contextlib.suppress(FileExistsError):
@@ -134,7 +142,9 @@ def replace(source: Path, target: Path) -> None:
     copy(source, target)
 
 
-def _copy_folder(here: int, there: int, above: tuple[str, ...], seen: dict[tuple[int, int], str], top: int) -> None:
+def _copy_folder(
+    here: int, there: int, above: tuple[str, ...], seen: dict[tuple[int, int], tuple[str, ...]], top: int
+) -> None:
     if len(above) > MAX_DEPTH:
         raise TreeError(f"the workspace can't be copied: {'/'.join(above[:5])}/... is over {MAX_DEPTH} folders deep")
     for name in os.listdir(here):
@@ -149,13 +159,14 @@ def _copy_folder(here: int, there: int, above: tuple[str, ...], seen: dict[tuple
         elif stat.S_ISREG(status.st_mode):
             twin = seen.get((status.st_dev, status.st_ino))
             if twin is not None:
-                os.link(twin, name, src_dir_fd=top, dst_dir_fd=there, follow_symlinks=False)
+                with _folder_of(top, twin[:-1], make=False) as place:
+                    os.link(twin[-1], name, src_dir_fd=place, dst_dir_fd=there, follow_symlinks=False)
                 continue
             with _opened(name, FILE, here) as old:
                 if stat.S_ISREG(os.fstat(old).st_mode):
                     _copy_file(old, name, there, status)
             if status.st_nlink > 1:
-                seen[status.st_dev, status.st_ino] = "/".join((*above, name))
+                seen[status.st_dev, status.st_ino] = (*above, name)
 
 
 def _copy_file(old: int, name: str, there: int, status: os.stat_result) -> None:
@@ -187,7 +198,7 @@ def _copy_status(status: os.stat_result, fd: int) -> None:
 
 def remove(folder: Path) -> None:
     """Remove a folder with all that is in it. Folders in folders are moved to the top before they are emptied,
-    so depth costs neither stack nor open files. Nobody may be writing there any more."""
+    so depth costs neither stack nor open files. Nobody may be writing there any more, else something is left."""
     try:
         top = os.open(folder, FOLDER)
     except (FileNotFoundError, NotADirectoryError):
@@ -212,7 +223,7 @@ def _empty(top: int) -> None:
                 with contextlib.suppress(OSError):  # most are empty
                     os.rmdir(entry, dir_fd=fd)
                     continue
-                os.chmod(entry, 0o700, dir_fd=fd)
+                _give_back(entry, fd)
                 count += 1
                 moved = f".polar-gone-{secrets.token_hex(4)}-{count}"
                 os.rename(entry, moved, src_dir_fd=fd, dst_dir_fd=top)

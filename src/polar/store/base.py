@@ -99,8 +99,8 @@ class Store(Protocol):
         completion is stored already.
 
         Raises:
-            StoreConflict: the id, or the place ``(session_id, attempt, seq)``, has another completion; or the
-                session is unknown, ended, or at another attempt.
+            StoreConflict: the id, or the place ``(session_id, attempt, seq)``, has another completion; its base is
+                not stored in this attempt; or the session is unknown, ended, or at another attempt.
         """
         ...
 

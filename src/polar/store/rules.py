@@ -93,6 +93,10 @@ def put_completion(
             f"completion {name} is of attempt {attempt}, but session {completion.session_id} is at "
             f"attempt {current}, {state}"
         )
+    base = completion.base_id
+    there = "SELECT 1 FROM completions WHERE completion_id = ? AND session = ? AND attempt = ?"
+    if base is not None and db.execute(there, (base, key, attempt)).fetchone() is None:
+        raise StoreConflict(f"completion {name} builds on {base}, which is not stored: nobody could read it")
     taken = "SELECT 1 FROM completions WHERE session = ? AND attempt = ? AND seq = ?"
     if db.execute(taken, (key, attempt, completion.seq)).fetchone() is not None:
         raise StoreConflict(

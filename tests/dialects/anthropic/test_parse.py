@@ -373,16 +373,26 @@ def test_fields_that_change_no_reply_are_passed_over() -> None:
             {"messages": [user([{"type": "image", "source": {"type": "file", "file_id": "f"}}])]},
             "an image in messages.0",
         ),
-        ({"messages": [{"role": "system", "content": "s", "clear_at": "next_user_message"}, user("hi")]}, "clear_at"),
+        (
+            {"messages": [user("hi"), *[{"role": "system", "content": "s", "clear_at": "next_user_message"}] * 2]},
+            "clear_at",
+        ),
         (
             {"messages": [{"role": "system", "output_config": {"effort": "low"}}, user("hi")]},
-            "messages.0.output_config",
+            "output_config of a message",
         ),
     ],
 )
 def test_what_a_reply_will_lack_is_named_once(fields, named) -> None:
     [warning] = parse(**fields).warnings
     assert named in warning
+
+
+@pytest.mark.parametrize("content", [{}, {"content": []}, {"content": None}], ids=str)
+def test_a_message_that_only_sets_an_effort_says_nothing(content) -> None:
+    """Claude Code sends it with an empty list."""
+    call = parse(user("hi"), {"role": "system", "output_config": {"effort": "low"}, **content})
+    assert [message.content for message in call.chat.messages] == ["hi"]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,13 @@ def test_a_conversation_keeps_its_order_and_its_words() -> None:
     )
 
 
+def test_an_empty_part_says_nothing() -> None:
+    """The Go SDK leaves out what is empty, so a chunk with an empty text comes back as a part with nothing in it."""
+    parsed = parse(user("hi"), {"role": "model", "parts": [{"text": "hello"}, {}]}, {"role": "user", "parts": [{}]})
+    assert [message.content for message in parsed.chat.messages] == ["hi", "hello", ""]
+    assert parsed.warnings == ()
+
+
 @pytest.mark.parametrize(
     "system",
     [

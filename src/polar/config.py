@@ -16,6 +16,14 @@ from polar.contract.task import ID_PATTERN, TaskRequest
 from polar.other_clients import in_our_words
 from polar.runtimes import refuse_impossible
 
+WRITTEN_OUT = {
+    "runtime": "{{backend: {}}}",
+    "agent": "{{harness: {}}}",
+    "builder": "{{strategy: {}, config: {{...}}}}",
+    "evaluator": "{{strategy: {}, config: {{...}}}}",
+}
+"""How the parts of a task that have a name are written, by their field."""
+
 
 def load_task(path: Path, samples: int | None = None, builder: str | None = None) -> TaskRequest:
     """A task file (YAML or JSON).
@@ -52,6 +60,10 @@ def parse_task(data: Any, source: str = "task") -> TaskRequest:
     """
     if not isinstance(data, dict):
         raise UsageError(f"{source}: a task is a mapping with task_id, instruction and agent")
+    for field, form in WRITTEN_OUT.items():
+        if isinstance(name := data.get(field), str):
+            known = name if re.fullmatch(r"[\w-]+", name) else "NAME"
+            raise UsageError(f"{source}: {field} has more than a name: write {form.format(known)}")
     try:
         task = msgspec.convert(in_our_words(data), TaskRequest)
         if task.runtime.backend == "local":

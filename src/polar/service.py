@@ -172,6 +172,9 @@ class Service:
         token = self._environ.get(NODE_ENV)
         if not token or self.config.server is None:
             raise UsageError(f"set {NODE_ENV} to the node token of the rollout server ({self.config.server})")
+        coordinator = HttpCoordinator(self.config.server, self.config.name, token)
+        self._stack.push_async_callback(coordinator.close)
+        await coordinator.check_token()  # before a model is loaded in vain
         journal = SQLiteJournal(self._folder / JOURNAL)
         node = await self._node(journal)
         captures = await self._captures(node)
@@ -184,8 +187,6 @@ class Service:
             server=self.config.server.rstrip("/"),
         )
         await self._listen(one_port(own, node.gateway))
-        coordinator = HttpCoordinator(self.config.server, self.config.name, token)
-        self._stack.push_async_callback(coordinator.close)
         self._begin(node, coordinator, journal=journal)
         tidying = asyncio.create_task(
             forever(lambda: self._tidy(journal, captures), "the journal can't be tidied", every=PURGE_EVERY)

@@ -56,6 +56,10 @@ def test_an_idempotency_key_names_the_call_and_refuses_another_body() -> None:
     with pytest.raises(KeyReused):
         ledger(call, "k").find(b"other", key="k", marked=False)
     assert ledger(call, "k").find(b"body", key="new", marked=False) is None
+    left = Call(waiting=0)
+    assert ledger(left, "k").find(b"body", key="new", marked=False) is None
+    assert ledger(left, "k").find(b"body", key="new", marked=True) is None
+    assert ledger(left, "k").find(b"body", key="k", marked=False) is left
 
 
 def test_old_calls_are_let_go() -> None:

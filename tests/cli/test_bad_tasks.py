@@ -49,6 +49,12 @@ MISTAKES: dict[str, tuple[Any, list[str]]] = {
     "runtime of another version": (task(runtime={"backend": "docker"}), ["docker", "local"]),
     "workspace that is nowhere": (task(runtime={"workdir": "relative"}), ["task.yaml: ", "workdir", "absolute"]),
     "workspace in the system": (task(runtime={"workdir": "/etc"}), ["workdir", "/etc", "read-only"]),
+    "an evaluator's name alone": (
+        task(evaluator="test_on_output"), ["task.yaml: evaluator", "{strategy: test_on_output, config: {...}}"]),
+    "a builder's name alone": (task(builder="per_request"), ["builder", "{strategy: per_request, config: {...}}"]),
+    "an agent's name alone": (task(agent="pi"), ["agent", "write {harness: pi}"]),
+    "a runtime's name alone": (task(runtime="local"), ["runtime", "write {backend: local}"]),
+    "a class alone": (task(evaluator="my.module:Class"), ["evaluator", "{strategy: NAME, config: {...}}"]),
     "no processor": (task(runtime={"cpus": 0}), ["cpus"]),
     "no memory": (task(runtime={"memory_mb": 0}), ["memory_mb"]),
     "network against itself": (task(runtime={"network": "host"}), ["network", "allow_internet"]),

@@ -92,6 +92,9 @@ def test_nothing_is_cut_in_a_pipe(folder: Path):
     shown = run(["show", folder, "t-1"], folder)
     assert any("sampling" in line and line.startswith("warning: ") for line in shown.out.splitlines()), shown.out
     assert max(map(len, shown.out.splitlines())) < 1000, "and nothing is filled up"
+    heads = [line for line in listed.out.splitlines() if line.startswith("session")]
+    assert [line.split()[-1] for line in heads] == ["error"]
+    assert not [line for line in listed.out.splitlines() if line.endswith(" ")]
 
 
 def test_a_session_is_shown_turn_by_turn_on_a_dumb_terminal(folder: Path):

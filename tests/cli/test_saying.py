@@ -7,8 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 import polar as package
+from polar.cli.screen import Table
 from tests.cli.making import Forked, ScriptedProcess, environment, run
 
 COMMANDS = ("demo", "capture", "run", "show", "export", "doctor")
@@ -28,6 +31,22 @@ def test_every_command_has_help(polar: Forked, tmp_path: Path, command: str):
     done = polar([command, "--help"], tmp_path, COLUMNS="80")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(f"Usage: polar {command}")
+
+
+def test_a_table_is_as_wide_as_the_terminal_and_ends_no_line_in_blanks():
+    table = Table("session", "error")
+    table.add_row("s-0", "many words " * 40)
+    table.add_row("s-1", Text("none", style="bold"))
+    for width in (80, 1_000_000):
+        console = Console(width=width)
+        with console.capture() as capture:
+            console.print(table)
+        lines = capture.get().splitlines()
+        assert lines[0] == "session  error"
+        assert lines[-1] == "s-1      none"
+        assert max(map(len, lines)) <= width
+        assert not [line for line in lines if line.endswith(" ")]
+    assert len(lines) == 3, "nothing is wrapped where there is room"
 
 
 def test_no_command_is_answered_with_help(polar: Forked, tmp_path: Path):

@@ -86,7 +86,7 @@ def test_ctrl_c_is_one_line(here: Path, to_engine: list[str]):
             assert process.poll() is None
         terminal.press(b"\x03")
         text = terminal.read()
-        assert process.wait(60) == 1
+        assert process.wait(60) == 130
     last = CODES.sub("", text).replace("\r\n", "\n").rstrip("\n").split("\n")[-1].split("\r")[-1]
     assert last == "polar: interrupted: run it again with --out out to go on"
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h")

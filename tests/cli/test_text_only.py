@@ -22,6 +22,10 @@ def test_sft_has_the_conversations_of_calls_without_ids(polar: Forked, here: Pat
     assert done.code == 0, done.err
     assert done.json["completions"] == {"no_token_ids": 2 * TURNS}
     assert done.json["traces"] == 0
+    assert (
+        "\nreward: 1\nevaluation: session_completed, reward 1, exit code 0\n"
+        in polar(["show", "out", "t-0"], here).out
+    )
     done = polar(["export", "out", "--to", "sft", "--where", "reward >= 1", "--out", "sft.jsonl", "--json"], here)
     assert (done.code, done.json) == (0, {"path": "sft.jsonl", "rows": 2})
     for row in map(json.loads, (here / "sft.jsonl").read_text().splitlines()):

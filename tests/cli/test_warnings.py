@@ -56,6 +56,17 @@ def test_a_run_tells_of_it_once_with_how_many_sessions_it_concerns(polar: Forked
     assert json.loads((here / "out" / "report.json").read_text())["warnings"] == {DROPPED: 2}
 
 
+def test_a_test_command_that_was_not_found_is_told_of(polar: Forked, here: Path, to_tokens: list[str]):
+    evaluator = {"strategy": "test_on_output", "config": {"test_command": "no-such-tool"}}
+    write(here, task(evaluator=evaluator, num_samples=2))
+    done = polar(["run", "task.yaml", "--out", "out", *to_tokens], here)
+    line = "test_command ended with 127: it, or a command in it, was not found (see evaluation.stderr)"
+    assert (done.code, f"warning     2 x {line}\n" in done.out) == (0, True), done
+    assert json.loads((here / "out" / "report.json").read_text())["warnings"][line] == 2
+    shown = polar(["show", "out", "t-0"], here).out
+    assert (f"warning: {line}\n" in shown, "reward 0, exit code 127: " in shown) == (True, True), shown
+
+
 def test_a_captured_command_that_does_not_exist_is_one_line_and_no_folder(
     polar: Forked, here: Path, to_tokens: list[str]
 ):

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.dialects.surrogates import mend_surrogates
+from polar.surrogates import mend_surrogates
 
 PIECES = ["\ud83d", "\ude00", "\ud800", "a", "\\", "u", '"', "\U0001f680"]
 ANY_TEXT = st.lists(st.sampled_from(PIECES)).map("".join)

@@ -4,6 +4,7 @@ never with a reward for a run that broke."""
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,18 @@ from tests.support.script import Step
 
 pytestmark = pytest.mark.slow
 WORKED = {"strategy": "test_on_output", "config": {"test_command": "test -s received.txt"}}
+BAD_CALL = """
+import os, urllib.request as r
+head = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+r.urlopen(r.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", b"{}", head))
+"""
 BREAKING = {
     "killed": agent(2, " & pid=$!; while ! test -s received.txt; do sleep 0.01; done; kill -9 $pid; wait $pid"),
     "suicide": agent(1, "; kill -9 $$"),
     "slow": agent(2, "; echo waiting; sleep 1000 & setsid sleep 1000; wait"),
     "pipe": agent(1, "; false | cat"),
     "silent": "echo 'I know it all'",
+    "refused": f"python3 -c {shlex.quote(BAD_CALL)}; exit 3",
     "silent-by-leave": "echo 'I know it all'",
     "unknown-program": agent(1, "; no-such-program"),
     "background": f"({agent(1)}; sleep 1000) & while ! test -s received.txt; do sleep 0.01; done",
@@ -62,6 +69,7 @@ def test_all_of_it_is_accounted_for(ran: tuple[int, Folder], engine: ScriptedPro
         ("slow", "TIMEOUT", "stopped after 6 s", 2, 1.0),
         ("pipe", "ERROR", "exit code 1", 1, None),
         ("silent", "ERROR", "no model call", 0, None),
+        ("refused", "ERROR", "no model call: its only call was refused: ", 0, None),
         ("silent-by-leave", "COMPLETED", None, 0, 0.0),
         ("unknown-program", "ERROR", "exit code 127", 1, None),
         ("background", "COMPLETED", None, 1, 1.0),

@@ -97,6 +97,24 @@ def test_how_the_command_ends_is_how_it_ends(to_engine: list[str], tmp_path: Pat
     check_folder(read_folder(tmp_path / "out"))
 
 
+def test_a_command_that_was_refused_by_the_gateway_is_told_so(to_engine: list[str], tmp_path: Path):
+    refused_twice = (
+        "import os, urllib.error, urllib.request as r\n"
+        "for body in (b'{}', b'no JSON'):\n"
+        "    head = {'authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}\n"
+        "    try: r.urlopen(r.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', body, head))\n"
+        "    except urllib.error.HTTPError as error: print(error.code)\n"
+    )
+    done = capture(tmp_path, to_engine, sys.executable, "-c", refused_twice)
+    assert (done.code, done.out) == (0, "400\n400\n")
+    said, last = done.err.splitlines()
+    assert said.startswith("polar: no model call: all 2 calls were refused, the last one: ")
+    assert "BASE_URL" not in said
+    assert last == "polar: 0 calls, 0 traces in out"
+    (result,) = read_folder(tmp_path / "out").results.values()
+    assert (result.status, f"polar: {result.error}") == ("ERROR", said)
+
+
 def test_a_command_that_failed_keeps_its_calls(engine: ScriptedProcess, to_engine: list[str], tmp_path: Path):
     failing = SDK + "sys.exit(7)"
     done = capture(tmp_path, to_engine, sys.executable, "-c", failing, input="one\n")

@@ -146,7 +146,7 @@ def test_stopped_and_gone_on_with(slow_engine: ScriptedProcess, tmp_path: Path, 
         process.send_signal(how)
         out, err = process.communicate(timeout=60)
     all_gone(children)
-    assert (process.returncode, out) == (1, "")
+    assert (process.returncode, out) == (128 + how, "")
     assert err == "polar: interrupted: run it again with --out out to go on\n"
     assert not list((tmp_path / "out").rglob(".polar-sandbox"))
     told = received(tmp_path, sandbox=True)

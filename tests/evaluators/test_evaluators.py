@@ -26,6 +26,29 @@ async def test_without_expectations_the_exit_code_decides(runtime, tmp_path, com
     assert evaluation.metadata["exit_code"] == (0 if reward else 1)
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("no-such-tool --check", "ended with 127: it, or a command in it, was not found (see evaluation.stderr)"),
+        ("./answer.txt", "ended with 126: it, or a command in it, could not be run (see evaluation.stderr)"),
+        ("exit 1", None),
+    ],
+)
+async def test_a_test_command_that_is_not_there_is_a_warning(runtime, tmp_path, command, words):
+    evaluation = await score(finished(runtime, tmp_path), test_command=command)
+    assert evaluation.outcome_reward == 0.0
+    assert evaluation.metadata.get("warning") == (words and f"test_command {words}")
+
+
+async def test_tests_that_passed_need_no_warning_of_what_came_after_them(runtime, tmp_path):
+    evaluation = await score(
+        finished(runtime, tmp_path),
+        test_command="echo PASSED test_a; no-such-tool",
+        expected_output_json={"test_a": "PASSED"},
+    )
+    assert (evaluation.outcome_reward, "warning" in evaluation.metadata) == (1.0, False)
+
+
 async def test_a_pipe_does_not_hide_a_failing_test(runtime, tmp_path):
     evaluation = await score(finished(runtime, tmp_path), test_command="grep 43 answer.txt | cat")
     assert evaluation.outcome_reward == 0.0

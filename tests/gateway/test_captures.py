@@ -12,6 +12,8 @@ import pytest
 from polar.contract.task import AgentSpec, TaskRequest
 from polar.gateway.captures import CUT_OFF, Captures
 from polar.gateway.node import Node
+from polar.gateway.session import LiveSession
+from polar.redaction import Redaction
 from polar.store.base import StoreConflict, StoreFailure
 from tests.gateway.conftest import World
 from tests.support.script import Step
@@ -136,6 +138,76 @@ async def test_a_session_that_is_forgotten_while_it_is_closed_stays_forgotten(
     assert await node.store.session("c") is None
     assert await node.store.results() == []
     assert captures.names == set()
+
+
+async def post(node: Node, session: LiveSession, *bodies: object, path: str = "/v1/chat/completions") -> list[int]:
+    """The statuses of some requests."""
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {session.key}"}) as http:
+        return [(await http.post(f"{node.server.url}{path}", json=body)).status for body in bodies]
+
+
+LONG = {"model": "m", "messages": [{"role": "user", "content": "word " * 40_000}]}
+BAD = {"model": "m", "messages": "none"}
+
+
+@pytest.mark.parametrize("error", [None, "exit code 1"])
+async def test_a_session_whose_calls_were_all_refused_says_so(node: Node, error: str | None) -> None:
+    captures = Captures(node)
+    session = await captures.open(session_id="c")
+    assert await post(node, session, BAD, LONG, LONG) == [400, 400, 400]
+    result = await captures.close("c", error=error)
+    assert result is not None
+    begin, end = "no model call: all 3 calls were refused, the last one: The prompt has ", "; the model takes 32768"
+    assert result.status == "ERROR"
+    assert str(result.error).startswith(begin)
+    assert str(result.error).endswith(end if error is None else f"{end} ({error})")
+
+
+async def test_a_refused_stream_counts_though_its_status_was_a_good_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polar.gateway.app.FIRST_BYTE", 0.0)
+    captures = Captures(node)
+    session = await captures.open(session_id="c")
+    with pytest.raises(aiohttp.ClientPayloadError):
+        async with aiohttp.ClientSession(headers={"authorization": f"Bearer {session.key}"}) as http:
+            async with http.post(f"{node.server.url}/v1/chat/completions", json=LONG | {"stream": True}) as reply:
+                assert reply.status == 200
+                await reply.read()
+    result = await captures.close("c")
+    assert result is not None
+    assert str(result.error).startswith("no model call: its only call was refused: The prompt has ")
+
+
+async def test_a_refusal_beside_a_call_that_was_recorded_is_no_failure(node: Node) -> None:
+    captures = Captures(node)
+    session = await captures.open(session_id="c")
+    good = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    assert await post(node, session, BAD, good) == [400, 200]
+    result = await captures.close("c")
+    assert result is not None
+    assert (result.status, result.error) == ("COMPLETED", None)
+
+
+async def test_what_is_no_model_call_is_no_refused_one(node: Node) -> None:
+    captures = Captures(node)
+    session = await captures.open(session_id="c")
+    assert await post(node, session, BAD, path="/v1/messages/count_tokens") == [400]
+    assert await post(node, session, BAD, path="/v1/nothing") == [404]
+    result = await captures.close("c")
+    assert result is not None
+    assert (result.status, result.error) == ("COMPLETED", None)
+
+
+async def test_a_refusal_is_kept_as_redacted_as_any_error(node: Node) -> None:
+    node.redaction = Redaction([("no models", lambda text: text.replace("model", "[gone]"))])
+    captures = Captures(node)
+    session = await captures.open(session_id="c")
+    await post(node, session, LONG)
+    result = await captures.close("c")
+    assert result is not None
+    assert str(result.error).startswith("no model call: ")
+    assert "the [gone] takes 32768" in str(result.error)
 
 
 async def test_no_bare_session_gets_into_a_task(node: Node) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import aiohttp
 import openai
 import pytest
 
 from polar.contract.chat import Sampling
+from polar.rendering.generic import TemplateRenderer
 from tests.gateway.conftest import World
 from tests.support.oracle import logprobs
-from tests.support.script import Step
+from tests.support.script import Conversation, Step
 
 TOOLS = [
     {
@@ -71,6 +73,60 @@ async def test_a_tool_loop_is_one_chain_of_exact_prefixes(make_world, mode) -> N
     assert engine_two.context_ids[: one.total_len] == engine_one.context_ids + engine_one.sampled_ids
     assert world.prompt(two) == engine_two.context_ids
     assert [m.role for m in two.messages] == ["tool"]
+
+
+def done(conversation: Conversation) -> Step:
+    return Step(text="Done.")
+
+
+def called(arguments: str) -> list[dict]:
+    """A conversation after a call with these arguments."""
+    call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": arguments}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    return [user("go"), said, {"role": "tool", "tool_call_id": "c", "content": "x"}]
+
+
+@pytest.mark.parametrize("mode", ["tito", "chat"])
+async def test_d12_arguments_with_half_a_character_are_served_and_recorded_as_sampled(make_world, mode) -> None:
+    raw = r'{"command": "\ud83d"}'
+    world: World = await make_world(done, mode=mode)
+    await world.client().chat.completions.create(model="m", messages=called(raw), tools=TOOLS)
+    [completion] = await world.completions()
+    assert [call.arguments for message in completion.messages for call in message.tool_calls] == [raw]
+    if mode == "chat":  # an engine parses them, as text that is to be tokenized
+        sent = world.model.log.generations[0].request["messages"][1]["tool_calls"][0]["function"]["arguments"]
+        assert json.loads(sent) == {"command": "\ufffd"}
+
+
+@pytest.mark.parametrize("levels", [99, 101, 400, 600, 900, 1500])
+async def test_d12_arguments_are_served_as_deep_as_they_are_nested(make_world, levels) -> None:
+    raw = '{"command": ' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
+    world: World = await make_world(done)
+    await world.client().chat.completions.create(model="m", messages=called(raw), tools=TOOLS)
+    [completion] = await world.completions()
+    assert [call.arguments for message in completion.messages for call in message.tool_calls] == [raw]
+
+
+@pytest.mark.parametrize("large", ["arguments", "tools", "many", "content", None])
+async def test_a_large_call_is_rendered_apart_from_the_loop(make_world, monkeypatch, large) -> None:
+    """Else it would hold up every other call meanwhile."""
+    threads: set[int] = set()
+    render = TemplateRenderer.render
+
+    def seen(self, chat):
+        threads.add(threading.get_ident())
+        return render(self, chat)
+
+    monkeypatch.setattr(TemplateRenderer, "render", seen)
+    world: World = await make_world(done, max_model_len=1 << 20)
+    text = "word " * (1 << 14)
+    messages = called(json.dumps({"command": text if large == "arguments" else "x"}))
+    messages += [user(text if large == "content" else "and?")] * (3000 if large == "many" else 1)
+    function = {"name": "bash", "description": text if large == "tools" else "A shell."}
+    await world.client().chat.completions.create(
+        model="m", messages=messages, tools=[{"type": "function", "function": function}]
+    )
+    assert {thread == threading.get_ident() for thread in threads} == {large is None}
 
 
 @pytest.mark.parametrize("mode", ["tito", "chat"])

@@ -12,6 +12,7 @@ import pytest
 from polar.contract.task import BuilderSpec
 from polar.engines.openai import OpenAIEngine
 from polar.gateway.backends import ChatBackend
+from polar.gateway.images import LEFT_OUT
 from polar.trajectories.assemble import assemble
 from tests.engines.openai.wire import MODELS, Reply, Wire, sse, whole, wire_server
 from tests.gateway.conftest import World
@@ -142,9 +143,13 @@ async def test_an_image_that_a_tool_brought_is_left_out_and_the_model_is_told(ma
     assert (status, "I can't see it." in json.dumps(told)) == (200, True)
     (generation,) = world.model.log.generations
     prompt = str(world.model.tokenizer.decode(generation.context_ids))
-    assert prompt.count("[The image is left out: this model reads text only.]") == 2
+    assert prompt.count(LEFT_OUT) == 2
     (completion,) = await world.node.store.completions(world.session.session_id)
     assert any("images of tool results were left out" in line for line in completion.metadata["warnings"])
+    (trace,) = assemble([completion], BuilderSpec(), provenance={}, policy_version=None).traces
+    assert trace.images == ()
+    assert LEFT_OUT in str(trace.prompt_messages)
+    assert DATA not in str(trace.prompt_messages)
 
 
 def reply(prompt: list[int], kind: str, stream: bool) -> Reply:

@@ -89,4 +89,4 @@ async def test_what_goes_wrong_in_a_call_names_its_session_and_itself(world: Wor
     assert any(line.get("call_id") for line in found)
     assert "the database is away" in json.dumps(found)
     assert found[0]["message"] == "session c begins"
-    assert (found[-1]["status"], found[-1]["traces"]) == ("COMPLETED", 0)
+    assert (found[-1]["status"], found[-1]["traces"]) == ("ERROR", 0)

@@ -162,7 +162,7 @@ def test_a_program_that_came_to_its_end_is_fine(tmp_path, name, output):
     ("name", "exit_code", "output", "words"),
     [
         ("claude_code", 1, lines(INIT, claude(is_error=True, result="API Error: 400 nope")), "API Error: 400 nope"),
-        ("claude_code", 0, lines(INIT, claude(is_error=True, result="Prompt is too long")), "Prompt is too long"),
+        ("claude_code", 0, lines(INIT, claude(is_error=True, result="Too long")), "could not go on: Too long"),
         (
             "claude_code",
             1,

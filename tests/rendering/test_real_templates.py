@@ -13,6 +13,7 @@ from polar.rendering.base import Declined, Prompt, RenderError
 from polar.rendering.generic import TemplateRenderer
 from polar.rendering.template import ChatTemplate
 from polar.rendering.tokenizer import Tokenizer
+from tests.rendering.assets import TOKENIZERS
 from tests.rendering.conftest import RendererOf
 from tests.rendering.talk import WEATHER, Talk, hermes_call, result, system, user
 from tests.rendering.written import CALLS
@@ -178,3 +179,24 @@ def test_a11_a_stop_token_that_opens_the_next_turn_stands_once(assets: Path, tin
     assert isinstance(got, Prompt)
     assert got.ids.tolist().count(opener) == 2
     assert got.ids.tolist() == talk.full()
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_ids_are_those_of_the_plain_way(name: str, assets: Path) -> None:
+    """What is encoded as a batch of one, so that other calls go on meanwhile."""
+    raw = RawTokenizer.from_file(str(assets / name / "tokenizer.json"))
+    tokenizer = Tokenizer.load(assets / name)
+    page = Path(__file__).read_text(encoding="utf-8")
+    for text in (
+        "",
+        " ",
+        "a",
+        "é\u0301\n\n\t x",
+        "日本語 \U0001f600\u200d",
+        "\ufffd\x00",
+        "<think>a</think>",
+        page,
+        page * 3,
+    ):
+        assert tokenizer.encode(text) == raw.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode_as_sent(text, special=True) == raw.encode(text).ids

@@ -14,7 +14,7 @@ from polar.contract.chat import Chat, Image, Message, Text, Tool, ToolCall
 from polar.contract.errors import UsageError
 from polar.rendering.base import RenderError
 from polar.rendering.generic import TemplateRenderer
-from polar.rendering.messages import RAW_ARGUMENTS, parse_arguments
+from polar.rendering.messages import MAX_DEPTH, RAW_ARGUMENTS, parse_arguments
 from polar.rendering.template import ChatTemplate
 from polar.rendering.tokenizer import MARK, Tokenizer, load_stop_ids, unmark
 from tests.rendering.talk import WEATHER, system, user
@@ -44,6 +44,11 @@ def said(tokenizer: Tokenizer, source: str, messages: Sequence[Message], **more:
 
 def called(arguments: str) -> Message:
     return Message(role="assistant", tool_calls=(ToolCall("c1", "f", arguments),))
+
+
+def nested(levels: int) -> str:
+    """An object and lists in it, so many in all."""
+    return '{"a": ' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
 
 
 def test_d7_leading_system_messages_become_one(tokenizer: Tokenizer) -> None:
@@ -106,12 +111,26 @@ def test_d12_text_that_is_no_object_survives_a_template_that_wants_one(tokenizer
         ("[1]", "[1]"),
         ('{"a": NaN}', '{"a": NaN}'),
         ('{"a": "\\ud800"}', '{"a": "\\ud800"}'),
+        (nested(MAX_DEPTH), json.loads(nested(MAX_DEPTH))),
+        (nested(MAX_DEPTH + 1), nested(MAX_DEPTH + 1)),
         ("[" * 100_000, "[" * 100_000),
         ('{"a": ' * 100_000, '{"a": ' * 100_000),
     ],
 )
 def test_what_arguments_become(raw: str, value: object) -> None:
     assert parse_arguments(raw) == value
+
+
+@pytest.mark.parametrize("levels", [2, 99, 101, 400, 500, 700, 900, 1500])
+def test_d12_arguments_are_rendered_as_deep_as_they_are_nested(tokenizer: Tokenizer, levels: int) -> None:
+    source = (
+        "{% macro of(v) %}{% if v is string %}{{ v }}{% elif v is mapping %}{ {%- for k in v %}{{ of(v[k]) }}"
+        "{% endfor %} }{% else %}[{% for each in v %}{{ of(each) }}{% endfor %}]{% endif %}{% endmacro %}"
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ of(c.function.arguments) }}"
+        "{{ c.function.arguments|tojson }}{% endfor %}{% endfor %}"
+    )
+    text = said(tokenizer, source, [user("go"), called(nested(levels))])
+    assert text.count("[") == text.count("]") == 2 * (levels - 1)
 
 
 def test_a_template_that_prints_text_arguments_gets_them_raw(talk: Any) -> None:

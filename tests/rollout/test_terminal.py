@@ -81,6 +81,13 @@ async def test_a_task_that_was_handed_in_before_is_no_fresh_run(world: World, po
     assert refused(await polar("submit", other), 1, "task t1 exists with another body (num_samples, timeout_seconds)")
 
 
+async def test_a_mistake_that_only_the_service_sees_is_one_of_usage_and_names_the_file(
+    polar: Polar, tmp_path: Path
+) -> None:
+    bad = write(tmp_path, task(evaluator={"strategy": "vibes"}), "bad.yaml")
+    assert refused(await polar("submit", bad), 2, f"polar: {bad}: ", "vibes", "test_on_output")
+
+
 async def test_a_caller_without_a_token_is_told_so(world: World) -> None:
     answer = await world.as_("nobody").get("/nodes")
     assert (answer.status_code, answer.json()["detail"].partition(":")[0]) == (401, "no token")

@@ -15,7 +15,7 @@ from polar.contract.task import RuntimeSpec
 from polar.harnesses import Endpoint, standard_env
 from polar.runtimes import BubblewrapBackend, ProcessBackend
 from polar.runtimes.supervised import Limits
-from tests.runtimes.making import processes_with, until
+from tests.runtimes.making import Box, processes_with, until
 
 
 async def test_exit_codes_output_and_signals_arrive(make_any, walls):
@@ -68,6 +68,22 @@ async def test_only_the_given_environment_is_there(make_any, walls, monkeypatch)
     assert env["HOME"] == box.runtime.home
     assert env["NO_PROXY"].split(",") == ["example.org", "127.0.0.1", "localhost", "::1"]
     assert "127.0.0.1" in env["no_proxy"].split(",")
+
+
+async def test_a_tool_that_was_installed_into_home_is_found_first_and_only_there(make_any, walls, tmp_path):
+    box = await make_any(walls)
+    tool = "mkdir -p ~/.local/bin && printf '#!/bin/sh\\necho mine' > ~/.local/bin/python3 && chmod +x ~/.local/bin/*"
+    assert (await box.sh(tool)).exit_code == 0
+    assert (await box.sh("python3 --version")).out == "mine\n"
+    fresh = Box(await box.runtime.fork(), tmp_path / "fresh")
+    assert (await fresh.sh("python3 --version")).out.startswith("Python 3")
+    assert (await fresh.sh(tool)).exit_code == 0
+    assert (await fresh.sh("python3 --version")).out == "mine\n"
+
+
+async def test_what_a_task_sets_wins_and_is_taken_literally(make_any, walls):
+    box = await make_any(walls, RuntimeSpec(env={"PATH": "/usr/bin:/bin", "WHERE": "$HOME/x"}))
+    assert (await box.sh('echo "$PATH $WHERE"')).out == "/usr/bin:/bin $HOME/x\n"
 
 
 async def test_commands_start_in_the_workspace_and_share_it(make_any, walls):

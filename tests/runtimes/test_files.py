@@ -158,6 +158,26 @@ async def test_a_workspace_that_somebody_goes_on_writing_in_can_not_be_replaced(
                 await box.runtime.copy_workspace(fresh.runtime)
 
 
+@pytest.mark.parametrize(("call", "name"), [("mkdir", "d"), ("symlink", "l"), ("open", "f")])
+def test_what_is_written_in_the_target_while_it_is_copied_to_is_told_with_a_hint(call, name, tmp_path, monkeypatch):
+    """By what runs there, just before the step that makes the same."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    for folder in (source / "d", target):
+        folder.mkdir(parents=True)
+    (source / "l").symlink_to("d")
+    (source / "f").touch()
+    step = getattr(os, call)
+
+    def write_and_step(*args, **options):
+        if name in args and options.get("dir_fd") is not None and (call != "open" or args[1] & os.O_CREAT):
+            (target / name).touch()
+        return step(*args, **options)
+
+    monkeypatch.setattr(os, call, write_and_step)
+    with pytest.raises(tree.TreeError, match=f"can't be copied, is something that prepare started .* '{name}'"):
+        tree.replace(source, target)
+
+
 @pytest.mark.parametrize("call", ["rmdir", "link"])
 def test_a_link_that_is_put_in_the_way_of_a_copy_leads_nowhere(call, tmp_path, monkeypatch):
     """By what runs where the copy goes, just before the step that would follow it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
+import pytest
 from rich.console import Console
 
 from polar.contract.arrays import to_plain
@@ -57,6 +59,47 @@ def test_warnings_are_in_the_header() -> None:
     warned = session()
     warned.trajectory.metadata["warnings"] = ["tool_choice 'required' was dropped"]
     assert "warning: tool_choice 'required' was dropped" in shown(warned)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "line"),
+    [
+        (
+            {"exit_code": 1, "timed_out": False, "log_tail": "1 test\ngrep: greeting.txt: No such file\n \n"},
+            "test_on_output, reward 0, exit code 1: grep: greeting.txt: No such file",
+        ),
+        ({"exit_code": -9, "timed_out": True, "log_tail": ""}, "test_on_output, reward 0, timed out"),
+        (
+            {"exit_code": 0, "tests": {"a": {"expected": "PASSED", "got": None}, "b": {"expected": "1", "got": "1"}}},
+            "test_on_output, reward 0, exit code 0, 1 of 2 tests not as expected",
+        ),
+        ({"strategy": "mine:Own", "outcome_reward": None, "log_tail": 7}, "mine:Own, reward none"),
+        ({"outcome_reward": None, "trace_rewards": [0, 1]}, "test_on_output, a reward for each trace"),
+        ({"log_tail": "\x1b[2J\rover"}, "test_on_output, reward 0: ?[2J?over"),
+    ],
+)
+def test_why_the_reward_is_what_it_is(evaluation: dict[str, Any], line: str) -> None:
+    judged = session()
+    judged.trajectory.metadata["evaluation"] = {"strategy": "test_on_output", "outcome_reward": 0.0, **evaluation}
+    assert f" evaluation: {line} model calls: " in " ".join(shown(judged).split())
+
+
+def test_of_a_long_last_line_the_end_is_shown() -> None:
+    judged = session()
+    judged.trajectory.metadata["evaluation"] = {
+        "strategy": "s",
+        "outcome_reward": 0,
+        "log_tail": "x" * 500 + " the end",
+    }
+    text = shown(judged)
+    assert "evaluation: s, reward 0: ... " in " ".join(text.split())
+    assert (text.count("x") < 220, "the end\n" in text) == (True, True)
+
+
+def test_without_traces_the_reward_is_that_of_the_session() -> None:
+    untrained = result()
+    untrained.trajectory.metadata["evaluation"] = {"strategy": "session_completed", "outcome_reward": 1.0}
+    assert "reward: 1\nevaluation: session_completed, reward 1\n" in shown(untrained)
 
 
 def test_each_reply_has_its_tokens_and_mean_logprob() -> None:

@@ -12,7 +12,7 @@ All state is the completions themselves: a graph is rebuilt from them at any tim
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -308,14 +308,26 @@ def _as_recorded(node: _Node, results: Sequence[Message]) -> list[Message] | Non
     ours = {result.tool_call_id: result for result in results if result.tool_call_id}
     if len(ours) < max(2, len(results)):
         return None
-    waiting: list[tuple[_Node, list[Message]]] = [(node, [])]
+    order: dict[str, Message] = {}
+    waiting = [_recorded_results(node, ours)]
     while waiting:
-        node, order = waiting.pop()
-        if len(order) == len(results):
-            return order
-        for child in (child for same in node.children.values() for child in same):
-            said = child.message
-            result = ours.get(said.tool_call_id) if said and said.tool_call_id else None
-            if said and result and result not in order and message_key(result) == message_key(said):
-                waiting.append((child, [*order, result]))
+        name, child = next(waiting[-1], ("", None))
+        if child is None:
+            waiting.pop()
+            if order:
+                order.popitem()
+        elif name not in order:
+            order[name] = ours[name]
+            if len(order) == len(results):
+                return list(order.values())
+            waiting.append(_recorded_results(child, ours))
     return None
+
+
+def _recorded_results(node: _Node, ours: Mapping[str, Message]) -> Iterator[tuple[str, _Node]]:
+    """The children that are one of these results, and the id of the call that it is of."""
+    for key, children in node.children.items():
+        for child in children:
+            name = (child.message and child.message.tool_call_id) or ""
+            if name in ours and message_key(ours[name]) == key:
+                yield name, child

@@ -54,7 +54,7 @@ class RetryLedger(Generic[C]):
 
         Args:
             digest: of the dialect and what is asked.
-            key: the client's idempotency key, if it sent one.
+            key: the client's idempotency key, if it sent one. A call that has another one is another call.
             marked: the client says that this is a retry.
 
         Raises:
@@ -65,8 +65,12 @@ class RetryLedger(Generic[C]):
             if known != digest:
                 raise KeyReused(key)
             return None if call.failed else call
-        found = self._repeated(self._by_digest.get(digest, []), marked)
-        if found is not None and key is not None:
+        same = self._by_digest.get(digest, [])
+        if key is None:
+            return self._repeated(same, marked)
+        others = [call for _, call in self._by_key.values()]
+        found = self._repeated([call for call in same if call not in others], marked)
+        if found is not None:
             self._name(key, digest, found)
         return found
 

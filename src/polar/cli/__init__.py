@@ -1,6 +1,7 @@
 """The command line. One file a command; every error is one line that says what to do.
 
-Exit codes: 0 done; 1 the job ran and something in it failed; 2 wrong usage or configuration.
+Exit codes: 0 done; 1 the job ran and something in it failed; 2 wrong usage or configuration; 130 (Ctrl-C) and 143
+(SIGTERM) where it was interrupted before its end.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -16,7 +18,7 @@ from typing import NoReturn
 import typer
 
 import polar
-from polar.contract.errors import PolarError, UsageError
+from polar.contract.errors import Interrupted, PolarError, UsageError
 
 COMMANDS = {
     "demo": "demo:demo",
@@ -90,9 +92,9 @@ def main() -> None:
     try:
         sys.exit(command_line(chosen)(args, prog_name="polar", standalone_mode=False))
     except PolarError as error:
-        _fail(str(error), error.exit_code)
+        _fail(error)
     except typer.Abort:
-        _fail("interrupted", 1)
+        _fail(Interrupted("interrupted", signal.SIGINT))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -100,9 +102,9 @@ def main() -> None:
         # The parser's own errors: a typo in an option, a missing argument.
         if not hasattr(error, "format_message"):
             raise
-        _fail(error.format_message(), 2)
+        _fail(UsageError(error.format_message()))
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    print(f"polar: {message}", file=sys.stderr)
-    sys.exit(code)
+def _fail(error: PolarError) -> NoReturn:
+    print(f"polar: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)

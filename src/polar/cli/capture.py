@@ -113,10 +113,14 @@ async def _capture(node: Node, name: str, command: Sequence[str], builder: Build
         env = standard_env(endpoint, session_id=name, task_id=name, folder=str(folder))
         code = await _run(command, env)
         error = f"the command ended with exit code {code}" if code else None
-        if not await node.store.completions(name):
-            error = "no model call: the command never reached the model"
-            screen.err.print(f"polar: {error} (it must use the base URL of its environment, such as OPENAI_BASE_URL)")
-        await captures.close(name, error=error, builder=builder)
+        await node.gateway.close(session)
+        silent = not await node.store.completions(name)
+        if silent and not session.refusals:
+            error = node.why_no_call(session, "the command")
+        result = await captures.close(name, error=error, builder=builder)
+        if silent and result is not None:
+            hint = " (it must use the base URL of its environment, such as OPENAI_BASE_URL)"
+            screen.err.print(f"polar: {result.error}{'' if session.refusals else hint}")
         return code, await write_folder(node.store, node.folder)
     finally:
         await node.close()

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from typing import Annotated, NamedTuple
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 import polar
 from polar.cli import options, screen
+from polar.cli.screen import Table
 from polar.contract.errors import PolarError
 from polar.engines import DEFAULT_MODEL
 from polar.engines.probing import probe, workers_at
@@ -51,7 +51,7 @@ def doctor(
     if as_json:
         print(json.dumps([check._asdict() for check in checks]))
     else:
-        table = Table(box=None, pad_edge=False, show_header=False)
+        table = Table()
         for check in checks:
             mark = Text("ok", style="green") if check.ok else Text("--", style="yellow")
             table.add_row(mark, Text(check.what), Text(check.detail))

@@ -17,7 +17,7 @@ import uvloop
 
 from polar.cli import options, screen
 from polar.config import load_task
-from polar.contract.errors import PolarError, UsageError
+from polar.contract.errors import Interrupted, UsageError
 from polar.contract.task import TaskRequest
 from polar.engines import make_engine
 from polar.gateway.lifecycle import Pools
@@ -105,13 +105,14 @@ def run_to_end(requests: list[TaskRequest], settings: Settings) -> dict[str, Any
     """``run_folder`` on an event loop of its own; Ctrl-C and SIGTERM end it in order.
 
     Raises:
-        PolarError: it was interrupted; what had not ended goes on when it is run again.
+        Interrupted: what had not ended goes on when it is run again.
     """
     try:
         report: dict[str, Any] = uvloop.run(_until_signalled(run_folder(requests, settings)))
         return report
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise PolarError(f"interrupted: run it again with --out {settings.folder} to go on") from None
+    except (KeyboardInterrupt, asyncio.CancelledError) as error:
+        by = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+        raise Interrupted(f"interrupted: run it again with --out {settings.folder} to go on", by) from None
 
 
 async def _until_signalled(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:

@@ -7,9 +7,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, ConsoleDimensions
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderResult
 from rich.live import Live
-from rich.table import Table
+from rich.segment import Segment
+from rich.table import Column
+from rich.table import Table as _Filled
 from rich.text import Text
 
 from polar.contract.task import TaskRequest
@@ -51,6 +53,27 @@ err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 out = _Console(highlight=False, markup=False)
 
 
+class Table(_Filled):
+    """Columns without lines between them, as wide as the terminal at most; no line ends in blanks.
+
+    Args:
+        heads: of the columns that are there from the start; without any there is no line of heads.
+    """
+
+    def __init__(self, *heads: Column | str) -> None:
+        super().__init__(*heads, box=None, pad_edge=False, show_header=bool(heads))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        filled = (each for each in super().__rich_console__(console, options) if isinstance(each, Segment))
+        for line in Segment.split_lines(filled):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
+            yield from line
+            yield Segment.line()
+
+
 class Progress:
     """Sessions by stage, live on a terminal; a line for each session that ends elsewhere.
 
@@ -83,8 +106,7 @@ class Progress:
             err.print(f"{record.session_id}: {record.state}{f' ({record.error})' if record.error else ''}")
 
     def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False)
-        table.add_column("task")
+        table = Table("task")
         for stage, head in STAGES.items():
             table.add_column(head, justify="right", style=_COLOURS.get(stage, ""))
         for task in self._tasks:
@@ -97,9 +119,7 @@ class Progress:
 
 def print_report(report: dict[str, Any], folder: Path) -> None:
     """The end of a run on one screen."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("task", "samples", "rewards"):
-        table.add_column(column)
+    table = Table("task", "samples", "rewards")
     for name, task in report["tasks"].items():
         rewards = " ".join("-" if reward is None else f"{reward:g}" for reward in task["rewards"])
         table.add_row(name, str(task["requested"]), rewards or "-")

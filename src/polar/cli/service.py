@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import typer
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from polar.cli import options, screen
+from polar.cli.screen import Table
 from polar.client import RolloutClient, ServiceError
 from polar.config import load_task
 from polar.contract.arrays import to_json, to_plain
@@ -36,6 +36,8 @@ Server = Annotated[
 TaskId = Annotated[str, typer.Argument(metavar="ID", help="A task's id.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Stay, and show how it goes on.")]
 REFRESH = 1.0
+MISTAKEN = 422
+"""The status of an answer to a task with a mistake in it."""
 
 
 def submit(
@@ -49,8 +51,8 @@ def submit(
     requests = [load_task(path, samples) for path in tasks]
 
     async def work(client: RolloutClient) -> list[WireTaskStatus]:
-        for request in requests:
-            await _submit(client, request)
+        for path, request in zip(tasks, requests, strict=True):
+            await _submit(client, request, path)
         names = [request.task_id for request in requests]
         if wait:
             await _watch_tasks(client, names, quiet=as_json)
@@ -157,8 +159,12 @@ def drain(
         screen.out.print(f"{node.node_id} drains: {node.sessions} sessions left; restart it to undo that")
 
 
-async def _submit(client: RolloutClient, request: TaskRequest) -> None:
-    """Hand it in, and say so if it was there before: then there is no run that just begins."""
+async def _submit(client: RolloutClient, request: TaskRequest, path: Path) -> None:
+    """Hand it in, and say so if it was there before: then there is no run that just begins.
+
+    Raises:
+        UsageError: the service finds a mistake in the task; the message names its file.
+    """
     try:
         await client.status(request.task_id, results="none")
         known = True
@@ -166,7 +172,12 @@ async def _submit(client: RolloutClient, request: TaskRequest) -> None:
         if error.status != 404:
             raise
         known = False
-    await client.submit(request)
+    try:
+        await client.submit(request)
+    except ServiceError as error:
+        if error.status != MISTAKEN:
+            raise
+        raise UsageError(f"{path}: {error}") from None
     if known:
         screen.err.print(f"{request.task_id} was handed in before: nothing new was begun")
 
@@ -243,8 +254,7 @@ def _them(names: list[str]) -> str:
 
 
 async def _tasks_table(client: RolloutClient, names: list[str]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("task")
+    table = Table("task")
     for head in screen.STAGES.values():
         table.add_column(head, justify="right")
     for name in names:
@@ -273,9 +283,7 @@ def _print_statuses(statuses: list[WireTaskStatus], as_json: bool) -> None:
     if as_json:
         print(json.dumps([to_plain(status) for status in statuses]))
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("task", "status", "ended", "rewards"):
-        table.add_column(column)
+    table = Table("task", "status", "ended", "rewards")
     for each in statuses:
         rewards = " ".join(_reward(result.trajectory.metadata) for result in each.results)
         failed = Counter(result.status.lower() for result in each.results if result.status != "COMPLETED")
@@ -285,9 +293,7 @@ def _print_statuses(statuses: list[WireTaskStatus], as_json: bool) -> None:
 
 
 def _print_results(status: WireTaskStatus) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("session", "status", "reward", "traces", "seconds", "error"):
-        table.add_column(column)
+    table = Table("session", "status", "reward", "traces", "seconds", "error")
     for result in status.results:
         seconds = (result.timing.init_ms + result.timing.run_ms + result.timing.postrun_ms) / 1000
         metadata = result.trajectory.metadata
@@ -303,9 +309,7 @@ def _reward(metadata: dict[str, Any]) -> str:
 
 
 def _table_of_nodes(found: list[Any]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("node", "workers", "state", "init", "ready", "run", "post", "sessions", "address", "heard"):
-        table.add_column(column)
+    table = Table("node", "workers", "state", "init", "ready", "run", "post", "sessions", "address", "heard")
     for node in found:
         state = "draining" if node.draining else "healthy" if node.healthy else "away"
         load = node.metrics
@@ -332,7 +336,7 @@ def _print_service(found: dict[str, Any], as_json: bool) -> None:
 
 
 def _table_of_service(found: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
+    table = Table()
     why = _nobody_takes(msgspec.convert(found["nodes"]["nodes"], list[NodeInfo]))
     pipeline, nodes = found["pipeline"], found["nodes"]
     lines = {

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from polar.cli import options, screen
+from polar.cli.screen import Table
 from polar.contract.arrays import to_json
 from polar.contract.errors import UsageError
 from polar.contract.result import TERMINAL_STATES, SessionResult
@@ -86,9 +87,8 @@ async def _list(store: Store, results: list[SessionResult], as_json: bool) -> No
             print(to_json(each).decode())
         return
     by_id = {each.session_id: each for each in results}
-    table = Table(box=None, pad_edge=False)
-    for column in ("session", "state", "reward", "calls", "traces", "error"):
-        table.add_column(column, no_wrap=column != "error")
+    heads = ("session", "state", "reward", "calls", "traces", "error")
+    table = Table(*(Column(head, no_wrap=head != "error") for head in heads))
     for record in await store.sessions():
         result = by_id.get(record.session_id)
         metadata = result.trajectory.metadata if result else {}

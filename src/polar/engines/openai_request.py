@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from polar.contract.chat import Chat, Image, Message, Part, Sampling, Text, Tool
+from polar.contract.chat import Chat, Image, Message, Part, Sampling, Text, Tool, ToolCall
+from polar.surrogates import mend_surrogates
 
 _OURS: dict[str, Any] = {"logprobs": True, "top_logprobs": 0}
 _RETURN_IDS: dict[str, dict[str, Any]] = {
@@ -57,7 +58,7 @@ def wire_message(message: Message) -> dict[str, Any]:
         out["reasoning_content"] = out["reasoning"] = message.reasoning
     if message.tool_calls:
         out["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
             for call in message.tool_calls
         ]
         if not message.content:
@@ -67,6 +68,13 @@ def wire_message(message: Message) -> dict[str, Any]:
     if message.name is not None:
         out["name"] = message.name
     return out
+
+
+def _arguments(call: ToolCall) -> str:
+    """Those of the call, without half characters, for which engines refuse the call and each one after it."""
+    if "\\u" not in call.arguments:
+        return call.arguments
+    return mend_surrogates(call.arguments.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
 
 
 def _content(content: str | tuple[Part, ...]) -> str | list[dict[str, Any]]:

@@ -25,7 +25,8 @@ class EvaluationFailed(PolarError):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A reward for the whole session, or one for each trace (in the trajectory's order), with details."""
+    """A reward for the whole session, or one for each trace (in the trajectory's order), with details. A line in
+    ``metadata["warning"]`` says why the reward may mean nothing: it is among the session's warnings."""
 
     outcome_reward: float | None = None
     trace_rewards: Sequence[float] | None = None

@@ -17,6 +17,8 @@ from polar.evaluators.base import Evaluation, EvaluationFailed, FinishedSession
 from polar.evaluators.statuses import STATUSES, read_statuses
 
 TAIL = 4000
+NOT_RUN = {126: "could not be run", 127: "was not found"}
+"""What a shell's exit code says of a command in it."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,6 +123,11 @@ class TestOnOutput:
                 name: {"expected": status, "got": found.get(name)} for name, status in expected.items()
             }
             passed = all(found.get(name) == status for name, status in expected.items())
+        if not passed and result.exit_code in NOT_RUN:
+            metadata["warning"] = (
+                f"test_command ended with {result.exit_code}: it, or a command in it, {NOT_RUN[result.exit_code]} "
+                "(see evaluation.stderr)"
+            )
         return Evaluation(outcome_reward=1.0 if passed and not result.timed_out else 0.0, metadata=metadata)
 
 

@@ -19,7 +19,6 @@ from urllib.parse import unquote
 from polar.capture.retries import KeyReused
 from polar.dialects import DIALECTS
 from polar.dialects.base import Call, CallError, Dialect, Response, Route, StreamEncoder
-from polar.dialects.surrogates import mend_surrogates
 from polar.gateway.call import ModelCall
 from polar.gateway.digests import CallDigests
 from polar.gateway.exchange import ClientGone, Exchange, Receive, Scope, Send
@@ -28,6 +27,7 @@ from polar.gateway.pipeline import Pipeline, Request
 from polar.gateway.session import LiveSession
 from polar.guesses import Guesses
 from polar.logs import about
+from polar.surrogates import mend_surrogates
 
 log = logging.getLogger("polar.gateway")
 
@@ -108,6 +108,7 @@ class Gateway:
             return
         exchange = Exchange(scope, receive, send)
         dialect = self._spoken(exchange.headers)
+        called: LiveSession | None = None
         try:
             key, path = _split_key(scope["path"])
             if scope["method"] == "HEAD" or (path == "/" and scope["method"] == "GET"):
@@ -115,19 +116,22 @@ class Gateway:
                 return
             route, dialect, variables = self._route(scope["method"], path, exchange.headers)
             session = self._session(key or exchange.key(), scope)
+            called = session if route.action == "generate" else None
             with about(**session.ids):
                 await self._act(exchange, session, route, dialect, exchange.query | variables)
         except CallError as error:
-            await exchange.respond(dialect.error(error))
+            await _refuse(exchange, dialect, error, called)
         except ClientGone:
             return
-        except ConnectionAbortedError:  # a stream that failed is cut, which is the server's to do
+        except ConnectionAbortedError as cut:  # a stream that failed is cut, which is the server's to do
+            if called is not None and isinstance(cut.__cause__, CallError):
+                called.refuse(cut.__cause__.message)
             raise
         except Exception as error:
             log.exception("a request can't be served (%s)", dialect.name)
             if exchange.started:
                 raise
-            await exchange.respond(dialect.error(CallError("internal", f"{type(error).__name__}: {error}")))
+            await _refuse(exchange, dialect, CallError("internal", f"{type(error).__name__}: {error}"), called)
         finally:
             exchange.close()
 
@@ -246,6 +250,13 @@ def _read(
     return digests.of(dialect.name, parsed), parsed
 
 
+async def _refuse(exchange: Exchange, dialect: Dialect, error: CallError, called: LiveSession | None) -> None:
+    """An error instead of an answer; it counts with the session whose model was called."""
+    if called is not None:
+        called.refuse(error.message)
+    await exchange.respond(dialect.error(error))
+
+
 # ---- answers ---------------------------------------------------------------------------------------------
 
 
@@ -285,7 +296,7 @@ async def _answer_stream(
         if not exchange.started:
             raise call.error
         await exchange.write(encoder.error(call.error))
-        raise ConnectionAbortedError
+        raise ConnectionAbortedError from call.error
     assert call.answer is not None
     await exchange.start(200, headers)
     rest = _events(encoder, parsed, call, seen)

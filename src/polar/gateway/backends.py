@@ -32,7 +32,6 @@ from polar.engines.base import (
 )
 from polar.gateway.constraints import heed
 from polar.gateway.continuing import Continuing
-from polar.gateway.images import heed_images
 from polar.gateway.inference import Admission
 from polar.gateway.plain_prompts import PlainPrompt
 from polar.rendering.base import Declined, Prompt, Renderer, RenderError, Turn
@@ -157,15 +156,12 @@ class TitoBackend:
         return self._renderer.plain
 
     async def run(self, chat: Chat, context: Context, *, stream: bool) -> AsyncGenerator[Event, None]:
-        chat, left_out = heed_images(chat)
         if _text_size(chat) > OFF_LOOP:
-            prompt, declined = await asyncio.to_thread(self._prompt, chat, context)
+            prompt, declined, tools_lost = await asyncio.to_thread(self._begin, chat, context)
         else:
-            prompt, declined = self._prompt(chat, context)
-        tools_lost = self._renderer.tools_lost(chat, prompt)
+            prompt, declined, tools_lost = self._begin(chat, context)
         chat, warnings = heed(chat, self.info, thinking=prompt.opened, tools_lost=tools_lost)
         chat = fit(chat, len(prompt.ids), self.info)
-        warnings = (*left_out, *warnings)
         yield Begun(prompt.ids, declined, prompt.state, warnings, constrained=chat.response_format is not None)
         stop = chat.sampling.stop
         reader = self._renderer.plain.reader(stop) if context.plain else self._renderer.reader(chat, prompt)
@@ -210,8 +206,12 @@ class TitoBackend:
         )
 
     async def count(self, chat: Chat) -> int:
-        chat, _ = heed_images(chat)
         return len((await asyncio.to_thread(self._render, chat)).ids)
+
+    def _begin(self, chat: Chat, context: Context) -> tuple[Prompt, str | None, str | None]:
+        """The prompt, why it is no extension, and why the tools are lost: that renders, too."""
+        prompt, declined = self._prompt(chat, context)
+        return prompt, declined, self._renderer.tools_lost(chat, prompt)
 
     def _prompt(self, chat: Chat, context: Context) -> tuple[Prompt, str | None]:
         """The exact extension of the parent where the renderer can prove one, else the whole rendering."""

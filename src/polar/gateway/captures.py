@@ -106,7 +106,8 @@ class Captures:
         open here. Where it fails the session is still to be closed, and closing it again goes on.
 
         Args:
-            error: why it ends as ERROR; if it is ``None`` it does so only where its calls could not be captured.
+            error: why it ends as ERROR; if it is ``None`` it does so only where its calls could not be captured, or
+                all of them were refused.
         """
         found = self._open.pop(session_id, None)
         if found is None:
@@ -115,7 +116,11 @@ class Captures:
         try:
             await self._node.gateway.close(session)
             error = session.broken or error
-            result = await self._finish(record, error and self._node.kept_error(error), builder)
+            error = error and self._node.kept_error(error)
+            if session.refusals and not await self._node.store.completions(session_id):
+                why = f" ({error})" if error else ""
+                error = f"{self._node.why_no_call(session, 'the program')}{why}"
+            result = await self._finish(record, error, builder)
         except BaseException:
             self._open[session_id] = found
             raise

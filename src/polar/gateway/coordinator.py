@@ -21,9 +21,9 @@ from polar.contract.rollout import (
     NodeSpec,
     Release,
 )
-from polar.dialects.surrogates import mend_surrogates
 from polar.store.base import StoreConflict, StoreFailure
 from polar.store.codec import dumps
+from polar.surrogates import mend_surrogates
 
 T = TypeVar("T")
 
@@ -146,6 +146,19 @@ class HttpCoordinator:
         """Let go of the connections."""
         if self._http is not None:
             await self._http.close()
+
+    async def check_token(self) -> None:
+        """Ask the server, before this node has made anything ready, whether its token is good for it.
+
+        Raises:
+            Unwelcome: it is not. Whatever else it answers, or where it is away, ``register`` will show.
+        """
+        try:
+            await self.heartbeat(Heartbeat())
+        except Unwelcome:
+            raise
+        except PolarError:
+            return
 
     async def register(self, spec: NodeSpec) -> None:
         await self._post(f"{self.url}/nodes/register", spec, Any)

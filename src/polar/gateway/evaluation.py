@@ -51,6 +51,7 @@ class SessionEvaluation:
         self._evaluator, self._redaction = evaluator, redaction
         self._refreshed = task.evaluator.refresh_runtime and bool(task.runtime.prepare)
         self._warming: asyncio.Task[Runtime | None] | None = None
+        self._ran_out: Exception | None = None
         self._made: list[Runtime] = []
         self._making = asyncio.Lock()
 
@@ -140,20 +141,27 @@ class SessionEvaluation:
             return self._made[-1]
         with budget.paused():
             warming, self._warming = self._warming, None
-            runtime = (await warming if warming else None) or await self._fresh(agent)
+            runtime = await warming if warming else None
+            if self._ran_out is not None:
+                raise self._ran_out
+            runtime = runtime or await self._fresh(agent)
         await agent.copy_workspace(runtime)
         return runtime
 
     async def _warm(self, agent: Runtime) -> Runtime | None:
-        """None where it can't be made: the agent runs on, and evaluation tries once more."""
+        """None where it can't be made: the agent runs on, and evaluation tries once more. Not where it took all of
+        its time: a second try would hold a place among those that evaluate for as long."""
         began, runtime = time.monotonic(), None
         try:
             runtime = await self._fresh(agent)
         except Exception as error:
+            if time.monotonic() - began >= self._task.timeout_seconds:
+                self._ran_out, then = error, "is not tried again, as that took all of its time"
+            else:
+                then = "is made once more when it is needed"
             log.warning(  # without the error's words: results are redacted, logs are not
-                "session %s: its evaluation's sandbox could not be made while the agent ran, and is made once more "
-                "when it is needed: %s",
-                *(self._session_id, type(error).__name__),
+                "session %s: its evaluation's sandbox could not be made while the agent ran, and %s: %s",
+                *(self._session_id, then, type(error).__name__),
             )
         self.warm_seconds = time.monotonic() - began
         return runtime

@@ -12,6 +12,7 @@ from polar.gateway.app import Gateway, Limits
 from polar.gateway.choosing import choose_backend
 from polar.gateway.pipeline import Pipeline
 from polar.gateway.server import GatewayServer
+from polar.gateway.session import LiveSession
 from polar.redaction import Redaction
 from polar.rendering.base import Renderer
 from polar.store.base import Store
@@ -95,6 +96,15 @@ class Node:
     def kept_error(self, error: str) -> str:
         """An error, as far as it may be kept: what an agent said last may be in it."""
         return error if self.redaction is None else self.redaction.error(error)
+
+    def why_no_call(self, session: LiveSession, who: str) -> str:
+        """Why a session has recorded nothing: ``who``, which should have called, did not, or was refused."""
+        if session.refusals == 0:
+            return f"no model call: {who} never reached the model"
+        many = "its only call was refused"
+        if session.refusals > 1:
+            many = f"all {session.refusals} calls were refused, the last one"
+        return f"no model call: {many}: {self.kept_error(session.refusal)}"
 
     @property
     def context_length(self) -> int:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from polar.engines.base import EngineError
 from polar.gateway.backends import Backend, Begun, Context, Ended, Piece
 from polar.gateway.call import ModelCall
 from polar.gateway.counts import CallCounts
+from polar.gateway.images import heed_images
 from polar.gateway.inference import Admission, InferenceControl
 from polar.gateway.plain_prompts import PlainPrompt, place_plain, plain_ids
 from polar.gateway.session import LiveSession
@@ -55,6 +57,7 @@ class Recording:
         session: LiveSession,
         call: ModelCall,
         parsed: Call,
+        chat: Chat,
         request: Request,
         inference: InferenceControl,
         plain: PlainPrompt | None = None,
@@ -64,7 +67,7 @@ class Recording:
         self.parsed = parsed
         self.request = request
         self.seq = next(session.sequence)
-        self.chat = session.pinned(session.whole(parsed))
+        self.chat = session.pinned(chat)
         self.plain = plain
         self.attachment = plain.attachment if plain else session.graph.attach(self.chat.messages)
         self.chat = msgspec.structs.replace(self.chat, messages=self.attachment.messages)
@@ -240,7 +243,8 @@ class Pipeline:
             CallError: it can't be told.
         """
         try:
-            return await self.backend.count(session.whole(parsed))
+            _, chat = self._readable(session, parsed)
+            return await self.backend.count(chat)
         except EngineError as error:
             raise _call_error(error) from None
 
@@ -249,7 +253,8 @@ class Pipeline:
         try:
             async with self.inference.admitted() as admission:
                 plain = await self._plain(session, parsed)
-                recording = Recording(session, call, parsed, request, self.inference, plain)
+                parsed, chat = self._readable(session, parsed)
+                recording = Recording(session, call, parsed, chat, request, self.inference, plain)
                 await self._record(recording, admission)
         except CallError as error:
             call.end(error)
@@ -261,6 +266,18 @@ class Pipeline:
         except Exception as error:
             log.exception("call %s of session %s failed", call.call_id, session.session_id, extra=ids)
             call.end(CallError("internal", f"{type(error).__name__}: {error}"))
+
+    def _readable(self, session: LiveSession, parsed: Call) -> tuple[Call, Chat]:
+        """The call, and its whole conversation as this engine can be given it: what is recorded is what it read.
+
+        Raises:
+            CallError: it can't be given that.
+        """
+        chat = session.whole(parsed)
+        if self.backend.mode == "chat":
+            return parsed, chat
+        chat, left_out = heed_images(chat)
+        return replace(parsed, warnings=(*parsed.warnings, *left_out)), chat
 
     async def _plain(self, session: LiveSession, parsed: Call) -> PlainPrompt | None:
         """The prompt of a call that is no conversation, in its place."""

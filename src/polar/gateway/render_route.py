@@ -20,7 +20,6 @@ from polar.engines.base import EngineError, EngineInfo, RenderingEngine
 from polar.gateway.backends import Begun, Context, Ended, Event, Piece, fit
 from polar.gateway.constraints import heed
 from polar.gateway.continuing import Continuing
-from polar.gateway.images import heed_images
 from polar.rendering.offered import DROPPED, MOST, probes
 from polar.rendering.plain import PlainText
 
@@ -40,11 +39,10 @@ class RenderRouteBackend:
         return self.engine.info
 
     async def run(self, chat: Chat, context: Context, *, stream: bool) -> AsyncGenerator[Event, None]:
-        chat, left_out = heed_images(chat)
         prompt = await self.engine.render(chat)
         chat, warnings = heed(chat, self.info, tools_lost=await self._tools_lost(chat))
         chat = fit(chat, len(prompt), self.info)
-        yield Begun(prompt, warnings=(*left_out, *warnings), constrained=chat.response_format is not None)
+        yield Begun(prompt, warnings=warnings, constrained=chat.response_format is not None)
         sampling = Continuing(
             self.engine,
             prompt,
@@ -99,7 +97,6 @@ class RenderRouteBackend:
         return DROPPED if self._loses_tools[digest] else None
 
     async def count(self, chat: Chat) -> int:
-        chat, _ = heed_images(chat)
         return len(await self.engine.render(chat))
 
 

@@ -23,6 +23,8 @@ log = logging.getLogger("polar.gateway")
 
 MOST_TOLD = 1000
 """Lines that a gateway remembers to have logged."""
+MOST_OF_AN_ERROR = 500
+"""Characters: an error may quote what a harness sent, which has no end."""
 
 
 def new_key(worker: int | None = None) -> str:
@@ -53,6 +55,10 @@ class LiveSession:
     broken: str | None = None
     unkept: str | None = None
     """Why a call could not be stored, if there was one: the store's fault, and not the session's."""
+    refusals: int = 0
+    """Calls that were answered with an error."""
+    refusal: str = ""
+    """The newest of these errors."""
     sequence: itertools.count[int] = field(default_factory=itertools.count)
     warned: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
@@ -106,6 +112,11 @@ class LiveSession:
         if len(self.told) >= MOST_TOLD:  # a line may name what a harness sent, which has no end
             self.told.clear()
         self.told.add(line)
+
+    def refuse(self, why: str) -> None:
+        """A call of it is answered with an error: what it is told, on one line."""
+        self.refusals += 1
+        self.refusal = " ".join(why.split())[:MOST_OF_AN_ERROR].rstrip(".")
 
     def end_broken(self, why: str) -> None:
         """The session can't end well any more: take no more calls, and keep the first reason."""

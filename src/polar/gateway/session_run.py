@@ -235,8 +235,9 @@ class SessionRun:
             return
         if self._result is None:
             return  # the harness never ran, and the error says why
+        assert self._live is not None
         why = f" ({self.error})" if self.error else ""
-        self.status, self.error = "ERROR", f"no model call: the harness never reached the model{why}"
+        self.status, self.error = "ERROR", f"{self._node.why_no_call(self._live, 'the harness')}{why}"
 
     async def _evaluate(self, runtime: Runtime, trajectory: Trajectory, budget: Budget) -> None:
         timed_out = self.status == "TIMEOUT"

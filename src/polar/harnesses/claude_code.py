@@ -79,7 +79,8 @@ class ClaudeCode:
 def _why(end: Mapping[str, Any]) -> str | None:
     if not end.get("is_error") and end.get("subtype") == "success":
         return None
-    return f" ({end.get('subtype')}): {end.get('result') or end.get('errors') or 'no message'}"
+    kind = "" if end.get("subtype") == "success" else f" ({end.get('subtype')})"
+    return f"{kind}: {end.get('result') or end.get('errors') or 'no message'}"
 
 
 def _env(endpoint: Endpoint) -> dict[str, str]:

@@ -9,6 +9,7 @@ that conversation.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -22,6 +23,10 @@ from polar.rendering.traits import Traits
 
 RAW_ARGUMENTS = "raw_arguments"
 """Where a template takes only an object as arguments, text that is none is given to it under this key."""
+
+MAX_DEPTH = 100
+"""Objects and lists in each other that are given to a template as such. It walks down them by itself, and one with
+macros (Gemma's) comes to Python's limit at 170."""
 
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 
@@ -63,12 +68,12 @@ def tool_objects(tools: Sequence[Tool]) -> list[Dict]:
 def parse_arguments(raw: str) -> Dict | str:
     """Arguments as a template should see them: the object that the text is, ``{}`` for no text at all, and
     otherwise the text itself. An object with a repeated key or a half surrogate stays text too: as an object
-    it would lose something."""
+    it would lose something. So does one that is over ``MAX_DEPTH`` levels deep."""
     if not raw.strip():
         return {}
     try:
         value = json.loads(raw, object_pairs_hook=_distinct)
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not _too_deep(value):
             json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
             return value
     except (ValueError, RecursionError):
@@ -214,6 +219,14 @@ def _function(tool: Tool) -> Dict:
 def _prepend(message: Dict, text: str) -> None:
     content = message["content"]
     message["content"] = [{"type": "text", "text": text}, *content] if isinstance(content, list) else text + content
+
+
+def _too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = itertools.chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for each in inner if isinstance(each, dict | list)]
+    return bool(level)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> Dict:

@@ -42,13 +42,13 @@ REFUSALS_PER_SECOND = 20
 """So many refusals of unknown callers are logged one by one; the rest of that second as a number."""
 SHARED_NODE = "node"
 """The name of the node token that is always there, and good for any node."""
-_NODES = r"[A-Za-z0-9_.*?\[\]!-]+"
+_NODES = r"[A-Za-z0-9*?][A-Za-z0-9_.*?-]{0,127}"
 
 
 class TokenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A further token: whose it is, what it may do, and the environment variable that has it.
 
-    ``nodes``, with the role ``node``: the only names under which it is good, or shell-style patterns of them."""
+    ``nodes``, with the role ``node``: the only names under which it is good, or patterns of them (``*``, ``?``)."""
 
     name: str
     role: Role
@@ -179,7 +179,10 @@ def _bound(config: AuthConfig) -> dict[str, tuple[str, ...]]:
         if not each.nodes:
             raise UsageError(f"{where} is empty: name one, or leave it out for a token that is good for any node")
         if odd := [pattern for pattern in each.nodes if not re.fullmatch(_NODES, pattern)]:
-            raise UsageError(f"{where}: {odd[0]!r} is no name of a node, nor a pattern such as gpu-*")
+            raise UsageError(
+                f"{where}: {odd[0][:64]!r} is no name of a node, nor a pattern such as gpu-*: they are of letters, "
+                "digits, '_', '.', '-', '*' and '?', 128 at most"
+            )
     return found
 
 

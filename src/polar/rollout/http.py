@@ -269,7 +269,8 @@ class Endpoint:
         elif actor.may(role) and other is not None:
             status, why = 403, other
         else:
-            status, why = 403, f"{actor.name} may {actor.role} here, but this needs a token of role {role}"
+            who = "a caller without a token" if token is None else f"the token {actor.name}"
+            status, why = 403, f"{who} has the role {actor.role}, and this needs {role}"
         if actor is None:
             self._guesses.refused(request.client.host if request.client else None)
         if self._audit is not None:

@@ -21,7 +21,7 @@ from polar.contract.runtime import Command, Mount, RuntimeFailure
 from polar.contract.task import RuntimeSpec
 from polar.runtimes import bubblewrap
 from polar.runtimes.base import Probe
-from polar.runtimes.sandbox import LocalRuntime, Place, absolute, prepare_folder, refuse_unsupported
+from polar.runtimes.sandbox import OWN_PROGRAMS, LocalRuntime, Place, absolute, prepare_folder, refuse_unsupported
 from polar.runtimes.supervised import Limits, Supervised, interpreter
 
 HOME = "/home/agent"
@@ -118,7 +118,7 @@ def _plan(spec: RuntimeSpec, folder: Path, mounts: tuple[Mount, ...]) -> bubblew
 
 
 def _environment(spec: RuntimeSpec) -> dict[str, str]:
-    path = bubblewrap.PATH
+    path = f"{HOME}/{OWN_PROGRAMS}:{bubblewrap.PATH}"
     if bubblewrap.python_prefix():
         path += f":{interpreter().parent}"
     return {"PATH": path, "USER": "agent", "LOGNAME": "agent", "TMPDIR": "/tmp", **spec.env}

@@ -11,7 +11,7 @@ from polar.contract.errors import UsageError
 from polar.contract.runtime import Command, Mount, RuntimeFailure
 from polar.contract.task import RuntimeSpec
 from polar.runtimes.base import Probe
-from polar.runtimes.sandbox import LocalRuntime, Place, absolute, prepare_folder, refuse_unsupported
+from polar.runtimes.sandbox import OWN_PROGRAMS, LocalRuntime, Place, absolute, prepare_folder, refuse_unsupported
 from polar.runtimes.supervised import Limits, Supervised
 
 
@@ -67,7 +67,7 @@ class ProcessBackend:
         lock = await prepare_folder(folder)
         workdir, home, tmp = (str(folder / part) for part in ("workspace", "home", "tmp"))
         place = Place(folder, lock, workdir, home, {path: Path(path) for path in (workdir, home, tmp)})
-        path = os.environ.get("PATH", os.defpath)
+        path = f"{home}/{OWN_PROGRAMS}:{os.environ.get('PATH', os.defpath)}"
         try:
             inner = await Supervised.start(
                 [],

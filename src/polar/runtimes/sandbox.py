@@ -23,6 +23,8 @@ from polar.runtimes import bubblewrap, leftovers, tree
 from polar.runtimes.supervised import Supervised
 
 LOOPBACK = "127.0.0.1,localhost,::1"
+OWN_PROGRAMS = ".local/bin"
+"""Under HOME, where installers put programs without root, and first on PATH: what ``prepare`` installs is found."""
 
 
 def refuse_unsupported(spec: RuntimeSpec) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 MAX_DEPTH = 100
 """Folders in folders that a copy goes down: beyond any real project, within any process's open files."""
 MAX_READ = 256 << 20
+_WRITER = "is something that prepare started writing there?"
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -122,6 +123,8 @@ def copy(source: Path, target: Path) -> None:
             _copy_folder(here, there, (), {}, there)
     except TreeError:
         raise
+    except FileExistsError as error:  # it was empty
+        raise TreeError(f"the workspace can't be copied, {_WRITER} {error}") from error
     except OSError as error:
         raise TreeError(f"the workspace can't be copied: {error}") from error
 
@@ -136,9 +139,7 @@ def replace(source: Path, target: Path) -> None:
         with _opened(str(target), FOLDER) as top:
             _empty(top)
     except OSError as error:
-        raise TreeError(
-            f"the workspace can't be emptied for the copy, is something that prepare started writing there? {error}"
-        ) from error
+        raise TreeError(f"the workspace can't be emptied for the copy, {_WRITER} {error}") from error
     copy(source, target)
 
 

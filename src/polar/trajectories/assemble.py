@@ -85,13 +85,18 @@ def record_evaluation(
     trace_rewards: Sequence[float] | None = None,
     evaluation: Mapping[str, Any] | None = None,
 ) -> None:
-    """Set the rewards and ``metadata["evaluation"]`` of a trajectory in place.
+    """Set the rewards and ``metadata["evaluation"]`` of a trajectory in place; the evaluation's own warning joins
+    ``metadata["warnings"]``.
 
     Raises:
         ValueError: ``trace_rewards`` has not one reward for each trace.
     """
     rewards.assign(trajectory.traces, outcome_reward, trace_rewards)
-    trajectory.metadata["evaluation"] = {**(evaluation or {}), "outcome_reward": outcome_reward}
+    told = {**(evaluation or {}), "outcome_reward": outcome_reward}
+    trajectory.metadata["evaluation"] = told
+    if isinstance(warning := told.get("warning"), str):
+        before = trajectory.metadata.get("warnings") or []
+        trajectory.metadata["warnings"] = list(dict.fromkeys([*before, warning]))
 
 
 def _warnings(completions: Sequence[Completion]) -> list[str]:

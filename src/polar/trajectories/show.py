@@ -7,7 +7,8 @@ its control characters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.constrain import Constrain
@@ -40,6 +41,7 @@ _CONTROL = {code: "?" for code in (*range(32), *range(127, 160)) if chr(code) no
 _RULE = 80
 _CONTEXT_CHARS = 400
 _REPLY_CHARS = 4000
+_LAST_WORDS = 200
 
 
 def show_session(result: SessionResult, tokens: bool = False) -> RenderableType:
@@ -68,6 +70,9 @@ def _header(result: SessionResult) -> Text:
     if error:
         text.append(f"error: {_clean(error)}\n", style="red")
     text.append(f"reward: {_rewards(trajectory)}\n")
+    evaluation = trajectory.metadata.get("evaluation") or {}
+    if "strategy" in evaluation:
+        text.append(f"evaluation: {_evaluation(evaluation)}\n")
     report = trajectory.metadata.get("reconstruction", {})
     fates = report.get("completions", {})
     total = sum(len(ids) for ids in fates.values())
@@ -86,19 +91,44 @@ def _header(result: SessionResult) -> Text:
 
 
 def _rewards(trajectory: Trajectory) -> str:
-    """The rewards of the session's traces in a few words."""
+    """The rewards of the session's traces in a few words; where they have none, that of the whole session."""
     rewards = list(dict.fromkeys(t.reward for t in trajectory.traces if t.reward is not None))
     if not rewards:
-        return "none"
-    return ", ".join(f"{reward:g}" for reward in rewards)
+        return _number((trajectory.metadata.get("evaluation") or {}).get("outcome_reward"))
+    return ", ".join(_number(reward) for reward in rewards)
+
+
+def _number(reward: float | None) -> str:
+    return "none" if reward is None else f"{reward:g}"
+
+
+def _evaluation(found: Mapping[str, Any]) -> str:
+    """Why the reward is what it is, in one line, as far as the evaluator's metadata say so."""
+    for_each = found.get("outcome_reward") is None and found.get("trace_rewards")
+    reward = "a reward for each trace" if for_each else f"reward {_number(found.get('outcome_reward'))}"
+    parts = [str(found["strategy"]), reward]
+    if found.get("timed_out") is True:
+        parts.append("timed out")
+    elif isinstance(code := found.get("exit_code"), int):
+        parts.append(f"exit code {code}")
+    if isinstance(tests := found.get("tests"), dict):
+        pairs = [(test.get("got"), test.get("expected")) for test in tests.values() if isinstance(test, dict)]
+        wrong = sum(got != expected for got, expected in pairs)
+        parts += [f"{wrong} of {len(tests)} tests not as expected"] if wrong else []
+    said = found.get("log_tail")
+    lines = said.split("\n") if isinstance(said, str) else []
+    last = next((line for line in map(str.strip, reversed(lines)) if line), "")
+    if len(last) > _LAST_WORDS:
+        last = f"... {last[-_LAST_WORDS:]}"
+    return _clean(" ".join(", ".join(parts).split()) + (f": {last}" if last else ""))
 
 
 def _trace_title(index: int, trace: Trace) -> RenderableType:
     trained = int(trace.loss_mask.sum())
-    reward = "none" if trace.reward is None else f"{trace.reward:g}"
     text = Text.assemble(
         (f"trace {index}", "bold"),
-        f"  {trace.role}  reward {reward}  finish {trace.finish_reason}  calls {len(trace.completion_ids)}\n",
+        f"  {trace.role}  reward {_number(trace.reward)}  finish {trace.finish_reason}  "
+        f"calls {len(trace.completion_ids)}\n",
         f"{len(trace.prompt_ids)} prompt tokens, {len(trace.response_ids)} response tokens, {trained} trained",
     )
     if not trace.metadata.get("context_exact", True):

@@ -46,10 +46,19 @@ def test_what_was_written_is_not_written_again(monkeypatch: pytest.MonkeyPatch) 
     assert written == [Message("user", "c")]
 
 
-def test_after_a_message_that_cannot_be_written_the_rest_is_as_ever() -> None:
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("user", "\ud83d"),
+        Message("assistant", "", reasoning="\ud83d"),
+        Message("assistant", "", tool_calls=(ToolCall("c", "\ud83d", "{}"),)),
+        Message("assistant", "", tool_calls=(ToolCall("c", "f", '{"a": "\ud83d \\ud83d"}'),)),
+    ],
+)
+def test_after_a_message_that_cannot_be_written_the_rest_is_as_ever(message: Message) -> None:
     histories = Histories()
     good = (Message("user", "a"),)
     histories.of("s", good)
     with pytest.raises(EngineError, match="can't be sent"):
-        histories.of("s", (*good, Message("user", "\ud83d")))
+        histories.of("s", (*good, message))
     assert orjson.loads(orjson.dumps(histories.of("s", good))) == [{"role": "user", "content": "a"}]

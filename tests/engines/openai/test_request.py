@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from polar.contract.chat import Chat, Image, Message, Sampling, Text, Tool, ToolCall
 from polar.engines.openai_request import request_body
 
@@ -67,6 +69,21 @@ def test_messages_with_parts_reasoning_calls_and_results() -> None:
         {"role": "tool", "content": "4", "tool_call_id": "c1", "name": "f"},
         {"role": "assistant", "content": "done"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "sent"),
+    [
+        (r'{"a": "\ud83d"}', r'{"a": "\ufffd"}'),
+        (r'{"a": "\ud83d\ude00 \uD83D x \u00e9"}', r'{"a": "\ud83d\ude00 \ufffd x \u00e9"}'),
+        (r'{"a": "\\ud83d"}', r'{"a": "\\ud83d"}'),
+        (r'{"a": "\ude00', r'{"a": "\ufffd'),
+    ],
+)
+def test_d12_half_characters_in_arguments_are_not_sent(sampled: str, sent: str) -> None:
+    chat = Chat(model="m", messages=(Message("assistant", "", tool_calls=(ToolCall("c1", "f", sampled),)),))
+    [message] = body(chat)["messages"]
+    assert message["tool_calls"][0]["function"]["arguments"] == sent
 
 
 def test_tools_and_a_choice_among_them() -> None:

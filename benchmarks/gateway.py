@@ -76,6 +76,7 @@ class Control:
         last: Completion | None = None
         for number in range(call):
             last = CONVERSATIONS[conversation].completion(number, place, open, last)
+            await self._node.store.put_completion(last)
             session.graph.add(last)
             next(session.sequence)
         self._node.gateway.open(session)

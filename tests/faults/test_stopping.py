@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from polar.contract.rollout import BARE_NODE
 from polar.store.ledger import MAX_ATTEMPTS
 from tests.cli.making import ScriptedProcess
 from tests.faults.fleet import ADMIN, NODE, Fleet, check_all, until
@@ -40,12 +41,13 @@ async def test_a_node_that_drains_opens_no_bare_session_and_says_where_to_ask(
     with Fleet(tmp_path, engine, gateways=1) as fleet:
         (gateway,) = fleet.gateways
         headers = {"Authorization": f"Bearer {NODE}"}
+        as_its_server = {"metadata": {BARE_NODE: "node-0"}}
         async with fleet.client() as client, aiohttp.ClientSession(headers=headers) as http:
-            async with http.post(f"{gateway.url}/sessions") as reply:
+            async with http.post(f"{gateway.url}/sessions", json=as_its_server) as reply:
                 assert reply.status == 200
             assert (await client.drain("node-0")).draining
             await gateway.says("draining: no more sessions are taken")
-            async with http.post(f"{gateway.url}/sessions") as reply:
+            async with http.post(f"{gateway.url}/sessions", json=as_its_server) as reply:
                 assert reply.status == 503
                 detail = (await reply.json())["detail"]
             assert "node node-0 drains" in detail

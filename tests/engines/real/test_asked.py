@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import anthropic
@@ -44,8 +45,10 @@ async def test_a_reply_is_held_to_its_schema(make: Any, gateway: MakeWorld, mode
     reply = await world.client().chat.completions.create(
         model="m", messages=MESSAGES, response_format=FORM, max_tokens=60
     )
-    said = json.loads(reply.choices[0].message.content or "")
-    assert set(said) == {"city", "big"}
+    text = reply.choices[0].message.content or ""
+    assert re.match(r'\s*\{\s*("city"\s*:|\Z)', text), "no model of this size would begin so by itself"
+    if reply.choices[0].finish_reason == "stop":  # else it was cut in white space, of which the grammar allows any
+        assert set(json.loads(text)) == {"city", "big"}
     [completion] = await world.completions()
     assert (completion.outcome, completion.metadata["logprobs"]) == ("ok", "masked")
 

@@ -316,7 +316,7 @@ class _ItemReader:
         self._end_reply()
         self._told = None
         role: Literal["user", "system"] = "user" if message.role == "user" else "system"
-        self._messages.append(Message(role, _content(_parts(message.content, where))))
+        self._messages.append(Message(role, content_of(_parts(message.content, where))))
 
     def _thought(self, item: _Reasoning) -> None:
         self._end_outputs()
@@ -329,7 +329,7 @@ class _ItemReader:
             self._after_text = False
 
     def _call(self, item: _Call, *, custom: bool) -> None:
-        arguments = custom_arguments(item.input or "") if custom else _arguments(item.arguments)
+        arguments = custom_arguments(item.input or "") if custom else arguments_text(item.arguments)
         call = ToolCall(item.call_id, self._names.flat(item.namespace, item.name), arguments)
         if self._told is not None and self._reply == self._told[0]:  # each call with its own result behind it
             message = self._messages[self._told[1]]
@@ -345,7 +345,7 @@ class _ItemReader:
         parts = _parts(item.output, where)
         texts = [part for part in parts if isinstance(part, Text)]
         self._images += [part for part in parts if isinstance(part, Image)]
-        self._messages.append(Message("tool", _content(texts), tool_call_id=item.call_id))
+        self._messages.append(Message("tool", content_of(texts), tool_call_id=item.call_id))
 
     def _end_reply(self) -> None:
         if self._reasoning or self._texts or self._calls:
@@ -379,13 +379,15 @@ def _parts(content: str | list[_Part] | None, where: str) -> list[Part]:
     return parts
 
 
-def _content(parts: Sequence[Part]) -> str | tuple[Part, ...]:
+def content_of(parts: Sequence[Part]) -> str | tuple[Part, ...]:
+    """A message's content: one text is a string."""
     if len(parts) == 1 and isinstance(parts[0], Text):
         return parts[0].text
     return tuple(parts) or ""
 
 
-def _arguments(arguments: str | dict[str, Any] | None) -> str:
+def arguments_text(arguments: str | dict[str, Any] | None) -> str:
+    """A call's arguments as they are recorded: the text as it was sent."""
     if arguments is None or isinstance(arguments, str):
         return arguments or ""
     return msgspec.json.encode(arguments).decode()

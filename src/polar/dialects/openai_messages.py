@@ -15,7 +15,7 @@ import msgspec
 
 from polar.contract.chat import Image, Message, Part, Text, ToolCall
 from polar.dialects.base import CallError
-from polar.dialects.openai_items import custom_arguments
+from polar.dialects.openai_items import arguments_text, content_of, custom_arguments
 
 
 class _ImageURL(msgspec.Struct):
@@ -132,13 +132,7 @@ def _call(call: _ToolCall, otherwise: str) -> ToolCall:
         return ToolCall(call.id or otherwise, call.custom.name, custom_arguments(call.custom.input))
     if call.function is None:
         raise msgspec.ValidationError("A tool call must have a `function` - at `$.tool_calls`")
-    return ToolCall(call.id or otherwise, call.function.name, _arguments(call.function.arguments))
-
-
-def _arguments(arguments: str | dict[str, Any] | None) -> str:
-    if arguments is None:
-        return ""
-    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return ToolCall(call.id or otherwise, call.function.name, arguments_text(call.function.arguments))
 
 
 def _content(content: str | list[_Part] | None) -> str | tuple[Part, ...]:
@@ -153,9 +147,7 @@ def _content(content: str | list[_Part] | None) -> str | tuple[Part, ...]:
                 parts.append(Text(part.text or part.refusal or ""))
         elif part.type != "text":
             raise CallError("bad_request", f"content part of type '{part.type}' is not supported here")
-    if all(isinstance(part, Text) for part in parts):
-        return parts[0].text if len(parts) == 1 and isinstance(parts[0], Text) else tuple(parts) or ""
-    return tuple(parts)
+    return content_of(parts)
 
 
 def encode_message(message: Message) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Why: token ids carry text alone. An image that the user sends is refused: a model that saw only a placeholder would
+"""Why: token ids carry text alone. An image that the user sends is refused: a model that saw only where it was would
 answer from nothing. One that a tool brought is another matter: the model opened a picture among its files, and a
 refusal would end the session, since Claude Code, Codex and Gemini CLI send it whatever the model. It is told that the
 image can't be shown, as other harnesses do themselves, and a line says so.

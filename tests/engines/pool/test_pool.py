@@ -123,6 +123,7 @@ async def test_a_look_that_has_no_answer_yet_keeps_no_news_of_the_others(make_po
     await until(pool, [True, False])
     servers[1].ill = False
     await until(pool, [True, True])
+    assert [load.healthy for load in pool.load()] == [True, True]
 
 
 async def test_a_call_does_not_wait_for_a_server_that_hangs(make_pool: MakePool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import anthropic
@@ -42,15 +41,16 @@ def make(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("mode", [None, "chat"], ids=["tito", "chat"])
 async def test_a_reply_is_held_to_its_schema(make: Any, gateway: MakeWorld, mode: Any) -> None:
     world: World = await gateway(make(mode))
-    reply = await world.client().chat.completions.create(
-        model="m", messages=MESSAGES, response_format=FORM, max_tokens=60
-    )
-    text = reply.choices[0].message.content or ""
-    assert re.match(r'\s*\{\s*("city"\s*:|\Z)', text), "no model of this size would begin so by itself"
-    if reply.choices[0].finish_reason == "stop":  # else it was cut in white space, of which the grammar allows any
-        assert set(json.loads(text)) == {"city", "big"}
-    [completion] = await world.completions()
-    assert (completion.outcome, completion.metadata["logprobs"]) == ("ok", "masked")
+    for _ in range(6):  # the grammar allows any white space, and so small a model may write it up to its limit
+        reply = await world.client().chat.completions.create(
+            model="m", messages=MESSAGES, response_format=FORM, max_tokens=60
+        )
+        if reply.choices[0].finish_reason == "stop":
+            break
+    said = json.loads(reply.choices[0].message.content or "")
+    assert set(said) == {"city", "big"}
+    for completion in await world.completions():
+        assert (completion.outcome, completion.metadata["logprobs"]) == ("ok", "masked")
 
 
 async def test_a_count_in_chat_mode_is_the_prompt_of_the_call(make: Any, gateway: MakeWorld) -> None:

@@ -194,8 +194,7 @@ async def test_new_weights_in_the_middle_of_a_session_are_known_to_the_token(
         assert np.abs(old[first:] - logprobs)[:changed].max() < CLOSE
         assert np.abs(old[first:] - logprobs)[changed:].max() > 1e-1
         if mode != "in_place":
-            # Unlikely tokens are off by up to 0.014 here; by the old weights some are off by more than 0.1.
-            assert np.abs(new[first:] - logprobs)[changed:].max() < 5e-2
+            assert np.abs(new[first:] - logprobs)[changed:].max() < 1e-2
     finally:
         await update_weights(sglang, "sglang", weights, "default", mode="keep")
 
